@@ -12,6 +12,7 @@
     ├── Refused               the peer or the state does not allow it               exit 4
     │   ├── IllegalTransition     an event that the life cycle does not allow
     │   ├── StaleLease            a result or renewal that a newer attempt replaced
+    │   ├── SessionUnknown        the controller does not know the worker's session: register again
     │   └── ProtocolMismatch      the two sides share no protocol version
     ├── Interrupted           the user stopped the run; partial results are kept    exit 130
     └── InternalError         a defect of this program: report it                  exit 70
@@ -36,6 +37,7 @@ __all__ = [
     "Problem",
     "ProtocolMismatch",
     "Refused",
+    "SessionUnknown",
     "SpaceError",
     "StaleLease",
     "StorageFault",
@@ -121,6 +123,10 @@ class IllegalTransition(Refused):
 
 class StaleLease(Refused):
     """The attempt or fencing epoch is not the current one; the sender must drop its work."""
+
+
+class SessionUnknown(Refused):
+    """The controller has no such session (it was restarted): the worker registers again and loses nothing."""
 
 
 class ProtocolMismatch(Refused):
