@@ -82,6 +82,8 @@ class Parameter:
     condition: Condition | None = None
     neutral: Value | None = None
     """Value that stands in the sampler's flat space while the condition does not hold."""
+    absent: Value | None = None
+    """The choice that stands for leaving the flag out (``none`` for a method that may be off)."""
 
     def contains(self, value: Value) -> bool:
         """Return whether *value* lies in the domain (grid included)."""
@@ -118,17 +120,26 @@ class CrossRule:
     reason: str
     """Shown to the user when the rule is broken."""
     when: Condition | None = None
+    factors: tuple[str, ...] = ()
+    """Parameters that multiply ``left``; in such a product an unset one counts as 1."""
 
     def violation(self, config: Config) -> float:
         """Return the relative excess over the rule: 0.0 when it holds or does not apply."""
         if self.when is not None and not self.when.holds(config):
             return 0.0
-        left = config.get(self.left)
+        left = self._product(config) if self.factors else config.get(self.left)
         right = config.get(self.right) if isinstance(self.right, str) else self.right
         if not isinstance(left, int | float) or not isinstance(right, int | float):
             return 0.0
         short = float(right - left) if self.relation == ">=" else float(left - right)
         return max(0.0, short / max(abs(float(right)), 1.0))
+
+    def _product(self, config: Config) -> float:
+        product = 1.0
+        for name in (self.left, *self.factors):
+            value = config.get(name, 1)
+            product *= value if isinstance(value, int | float) else 1
+        return product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +214,12 @@ class Space:
 
     def full(self, config: Config) -> dict[str, Value]:
         """Return the active *config* laid over the fixed flags: what the engine is started with."""
-        return {**self.fixed, **self.active(config)}
+        full = {**self.fixed, **self.active(config)}
+        return {name: value for name, value in full.items() if not self._left_out(name, value)}
+
+    def _left_out(self, name: str, value: Value) -> bool:
+        parameter = self.parameter(name)
+        return parameter is not None and parameter.absent is not None and value == parameter.absent
 
     def hot_names(self) -> frozenset[str]:
         """Return the names of the hot parameters."""
