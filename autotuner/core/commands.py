@@ -1,13 +1,18 @@
-"""What the machine wants done, as values.  The loop carries them out; each is idempotent and may be issued again."""
+"""What the machine wants done, as values.  The loop carries them out.
+
+Commands are level-triggered: the machine names all that is outstanding, again and again until an event says that it was
+done; each is idempotent.  What workers should do is not a command but a state that they read at every Sync
+(``Machine.desired``).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from autotuner.core.space import Config
-from autotuner.core.trial import Assignment, Outcome
+from autotuner.core.trial import Outcome
 
-__all__ = ["Abort", "Command", "Offer", "Propose", "Publish", "Tell"]
+__all__ = ["Command", "Propose", "Publish", "Tell"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,26 +28,8 @@ class Propose:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """Lease this assignment to the worker at its next Sync; answer with ``TrialLeased``."""
-
-    worker_id: str
-    assignment: Assignment
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abort:
-    """The worker must drop the attempt; it answers with a CANCELLED outcome."""
-
-    worker_id: str
-    study_id: str
-    trial_id: int
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
-    """Tell the sampler how a proposed point ended."""
+    """Tell the sampler how a point ended; answer with ``TrialTold``."""
 
     study_id: str
     trial_id: int
@@ -62,4 +49,4 @@ class Publish:
     study_id: str
 
 
-Command = Propose | Offer | Abort | Tell | Publish
+Command = Propose | Tell | Publish

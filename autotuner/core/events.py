@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from autotuner.core.space import Config
-from autotuner.core.study import StudySpec
-from autotuner.core.trial import Outcome
+from autotuner.core.study import Effort, StudySpec
+from autotuner.core.trial import Outcome, TrialKind
 
 __all__ = [
     "ControllerStarted",
@@ -18,13 +18,17 @@ __all__ = [
     "LeaseExpired",
     "NothingProposed",
     "PointProposed",
+    "PointRefused",
     "StopReason",
     "StopRequested",
     "StudyEnded",
+    "StudyFinished",
     "StudyResumed",
     "StudySubmitted",
     "TrialCompleted",
+    "TrialCreated",
     "TrialLeased",
+    "TrialTold",
     "WorkerLost",
     "WorkerReady",
 ]
@@ -36,6 +40,10 @@ class StopReason(StrEnum):
     USER = "user"
     WALL_TIME = "wall_time"
     GPU_HOURS = "gpu_hours"
+    NOTHING_STARTS = "nothing_starts"
+    """Launch after launch failed and nothing was ever measured: more of the same would be waste."""
+    INFRASTRUCTURE = "infrastructure"
+    """The workers' hosts keep failing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +66,22 @@ class StudyResumed:
     """A stopped study goes on."""
 
     study_id: str
+    effort: Effort | None = None
+    """The new budget; ``None`` keeps the old one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
-    """A worker reported (again) and has a free slot."""
+    """A worker introduced itself; whatever an earlier life of it held and it does not name is over."""
 
     worker_id: str
+    instance_id: str = ""
     hot_capable: bool = False
     """Its engines can change hot parameters while running."""
     resident_engines: int = 1
     """Engines that fit beside each other."""
+    held: tuple[tuple[str, int, int], ...] = ()
+    """(study, trial, attempt) that it still runs or has spooled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +89,46 @@ class WorkerLost:
     """A worker said goodbye."""
 
     worker_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialCreated:
+    """The policy decided on one more trial, for a worker that is free."""
+
+    study_id: str
+    trial_id: int
+    kind: TrialKind
+    worker_id: str
+    group: int
+    """Trials of one group share a launch; the number is its first trial's."""
+    config: Config | None
+    """Full flags of a known point; ``None`` when the sampler is to be asked."""
+    fixed: Config
+    """What the sampler must keep: the cold part of the group."""
+    ceiling: Config
+    """Upper bounds of hot parameters in the group's launch."""
+    hot: bool
+    """The point is set in a running engine where possible; otherwise it gets a launch with exactly its flags."""
+    source: str
+    """``baseline``, ``race`` or empty until the sampler says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointRefused:
+    """The preflight found a proposed point impossible; it costs no launch."""
+
+    study_id: str
+    trial_id: int
+    amounts: tuple[tuple[str, float], ...]
+    """Reason and relative excess."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialTold:
+    """The sampler knows how the trial ended."""
+
+    study_id: str
+    trial_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +186,13 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StudyFinished:
+    """The plan is carried out: no worker finds anything left to do."""
+
+    study_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StudyEnded:
     """The verdict was computed and the results are on disk."""
 
@@ -145,11 +205,15 @@ Event = (
     | StudyResumed
     | WorkerReady
     | WorkerLost
+    | TrialCreated
     | PointProposed
+    | PointRefused
+    | TrialTold
     | NothingProposed
     | TrialLeased
     | TrialCompleted
     | LeaseExpired
     | StopRequested
+    | StudyFinished
     | StudyEnded
 )
