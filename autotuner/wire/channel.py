@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MAX_MESSAGE_BYTES", "Keepalive", "client_options", "server_options"]
+__all__ = ["DEFAULT_KEEPALIVE", "MAX_MESSAGE_BYTES", "Keepalive", "client_options", "server_options"]
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """Largest message in either direction; larger things travel as files."""
@@ -30,6 +30,9 @@ class Keepalive:
     """From a ping to giving the connection up."""
 
 
+DEFAULT_KEEPALIVE = Keepalive()
+
+
 def _common(keepalive: Keepalive) -> Options:
     timeout = round(keepalive.timeout * 1000)
     return [
@@ -45,7 +48,7 @@ def _common(keepalive: Keepalive) -> Options:
     ]
 
 
-def client_options(keepalive: Keepalive = Keepalive()) -> Options:
+def client_options(keepalive: Keepalive = DEFAULT_KEEPALIVE) -> Options:
     """Return the options of a channel; it reconnects within about two seconds of the peer's return."""
     return [
         *_common(keepalive),
@@ -53,11 +56,12 @@ def client_options(keepalive: Keepalive = Keepalive()) -> Options:
         ("grpc.min_reconnect_backoff_ms", 1000),
         ("grpc.max_reconnect_backoff_ms", 2000),
         ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
     ]
 
 
-def server_options(keepalive: Keepalive = Keepalive()) -> Options:
+def server_options(keepalive: Keepalive = DEFAULT_KEEPALIVE) -> Options:
     """Return the options of a server; a port that is taken is an error instead of being shared."""
     return [
         *_common(keepalive),

@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -107,7 +106,7 @@ def test_any_bytes_give_a_value_or_an_input_error(pair: Pair) -> None:
     mutate()
 
 
-def _differences(kind: type, message: Descriptor) -> list[str]:
+def _differences(kind: type, message: Any) -> list[str]:
     found = [
         f"{message.name}: {name}" for name in {field.name for field in shape_of(kind)} ^ set(message.fields_by_name)
     ]
