@@ -158,7 +158,7 @@ class Runner:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("a", encoding="utf-8") as log:
             log.write(f"$ {shlex.join(argv)}\n")
-            process = subprocess.Popen(
+            with subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -167,17 +167,17 @@ class Runner:
                 errors="replace",
                 env=clean_environment(os.environ),
                 pass_fds=(self._lock,),
-            )
-            try:
-                assert process.stdout is not None
-                for line in process.stdout:
-                    log.write(line)
-                    last.append(line.rstrip())
-                    if watch is not None:
-                        watch(line)
-                code = process.wait()
-            finally:
-                end(process)
+            ) as process:
+                try:
+                    assert process.stdout is not None
+                    for line in process.stdout:
+                        log.write(line)
+                        last.append(line.rstrip())
+                        if watch is not None:
+                            watch(line)
+                    code = process.wait()
+                finally:
+                    end(process)
         if code != 0:
             lines = [line for line in last if line.strip()]
             if any("No space left on device" in line for line in lines):
