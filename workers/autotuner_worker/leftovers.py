@@ -13,7 +13,7 @@ from autotuner_worker.procfs import LaunchIdentity, boot_id, end_members, wait_g
 __all__ = ["reap_leftovers"]
 
 _LOG = logging.getLogger(__name__)
-_GUARDIAN_PATIENCE = 2.0
+GUARDIAN_PATIENCE = 2.0
 """Seconds for a guardian that is at work already; it knows its descendants best."""
 
 
@@ -50,7 +50,7 @@ async def _reap(path: Path, record: dict[str, Any]) -> list[str]:
         pid=int(record["pid"]), start=int(record["start"]), token=str(record["token"]), pipe=int(record["pipe"])
     )
     told: list[str] = []
-    if not await wait_gone(guardian["pid"], guardian["start"], _GUARDIAN_PATIENCE):
+    if not await wait_gone(guardian["pid"], guardian["start"], GUARDIAN_PATIENCE):
         kill_exactly(guardian["pid"], guardian["start"])
         await wait_gone(guardian["pid"], guardian["start"], KILL_TIMEOUT)
         told.append(f"{path.stem}: killed stuck supervisor {guardian['pid']}")

@@ -58,6 +58,8 @@ LINGER = 10.0
 """Seconds that processes may outlive their leader before the guardian ends them unasked."""
 SETTLE = 3.0
 """Seconds that processes may outlive a leader that followed a polite request to end."""
+STUCK_AFTER = KILL_TIMEOUT + 2.0
+"""Seconds after which a guardian that was told to kill, and has not reported, is taken for stuck."""
 _READ_SIZE = 256 * 1024
 _LOG = logging.getLogger(__name__)
 
@@ -181,6 +183,12 @@ class _Link:
     async def open(cls, log_fd: int) -> Self:
         """Start a guardian whose engine will print to *log_fd*."""
         ours, theirs = socket.socketpair()
+        try:  # everything that can be cancelled comes before the process exists
+            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=4 * 1024 * 1024)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
         argv = [sys.executable, "-I", "-S", guardian.__file__, str(os.getpid()), str(log_fd)]
         library_path = os.environ.get("LD_LIBRARY_PATH")
         try:
@@ -195,11 +203,10 @@ class _Link:
                 env={"LD_LIBRARY_PATH": library_path} if library_path else {},
             )
         except OSError as error:
-            ours.close()
+            writer.close()
             raise EnvironmentFault(f"cannot start a supervisor process: {error}") from error
         finally:
             theirs.close()
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=4 * 1024 * 1024)
         return cls(child, reader, writer)
 
     def send(self, message: Mapping[str, object]) -> None:
@@ -304,7 +311,7 @@ class ManagedProcess:
             await _first(self._watcher, self._hurry.wait(), timeout=SETTLE)
         if not self._watcher.done():
             self._link.send({"op": "kill"})
-            await _first(self._watcher, timeout=KILL_TIMEOUT + 2.0)
+            await _first(self._watcher, timeout=STUCK_AFTER)
         if not self._watcher.done():  # the guardian is stuck or stopped: without it, the watcher ends everything itself
             self._link.child.kill()
         await asyncio.shield(self._watcher)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -90,66 +90,63 @@ class Nvml:
     def close(self) -> None:
         """End the session; may be called twice."""
         if self._api is not None:
-            self._ask(self._api.nvmlShutdown)
+            self._ask("nvmlShutdown")
             self._api = None
 
     def inventory(self) -> tuple[Gpu, ...]:
         """Return the devices in the driver's order (PCI bus order)."""
-        return tuple(gpu for index, handle in self._handles() if (gpu := self._describe(index, handle)) is not None)
+        return tuple(self._describe(index, handle) for index, handle in self._handles())
 
     def sample(self) -> tuple[GpuUsage, ...]:
         """Return how busy each device is."""
-        return tuple(usage for index, handle in self._handles() if (usage := self._usage(index, handle)) is not None)
+        return tuple(self._usage(index, handle) for index, handle in self._handles())
 
-    def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the driver's answer, ``None`` when it has none."""
+    def _ask(self, function: str, *arguments: Any) -> Any:
+        """Return the driver's answer, ``None`` when it has none or the library is too old for the question."""
         with contextlib.suppress(Exception):  # the library raises a class of its own for each code
-            return call(*arguments)
+            return getattr(self._api, function)(*arguments)
         return None
 
     def _handles(self) -> Iterator[tuple[int, Any]]:
         if self._api is None:
             return
-        for index in range(self._ask(self._api.nvmlDeviceGetCount) or 0):
-            handle = self._ask(self._api.nvmlDeviceGetHandleByIndex, index)
+        for index in range(self._ask("nvmlDeviceGetCount") or 0):
+            handle = self._ask("nvmlDeviceGetHandleByIndex", index)
             if handle is not None:
                 yield index, handle
 
-    def _describe(self, index: int, handle: Any) -> Gpu | None:
-        api, ask = self._api, self._ask
-        memory = ask(api.nvmlDeviceGetMemoryInfo, handle)
-        capability = ask(api.nvmlDeviceGetCudaComputeCapability, handle)
+    def _describe(self, index: int, handle: Any) -> Gpu:
+        ask = self._ask
+        memory = ask("nvmlDeviceGetMemoryInfo", handle)
+        capability = ask("nvmlDeviceGetCudaComputeCapability", handle)
         capability = (int(capability[0]), int(capability[1])) if capability else None
         return Gpu(
             index=index,
-            name=_text(ask(api.nvmlDeviceGetName, handle)),
-            uuid=_text(ask(api.nvmlDeviceGetUUID, handle)),
+            name=_text(ask("nvmlDeviceGetName", handle)),
+            uuid=_text(ask("nvmlDeviceGetUUID", handle)),
             memory_total=int(memory.total) if memory else 0,
             memory_used=int(memory.used) if memory else 0,
             compute_capability=capability,
             multiprocessors=self._multiprocessors(handle, capability),
-            pcie_generation=ask(api.nvmlDeviceGetMaxPcieLinkGeneration, handle),
-            pcie_width=ask(api.nvmlDeviceGetMaxPcieLinkWidth, handle),
-            nvlink=any(ask(api.nvmlDeviceGetNvLinkState, handle, link) == 1 for link in range(_MAX_LINKS)),
+            pcie_generation=ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
+            pcie_width=ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
+            nvlink=any(ask("nvmlDeviceGetNvLinkState", handle, link) == 1 for link in range(_MAX_LINKS)),
         )
 
     def _multiprocessors(self, handle: Any, capability: tuple[int, int] | None) -> int | None:
-        get_attributes = getattr(self._api, "nvmlDeviceGetAttributes_v2", None) or getattr(
-            self._api, "nvmlDeviceGetAttributes", None
-        )
-        attributes = self._ask(get_attributes, handle) if get_attributes else None
+        attributes = self._ask("nvmlDeviceGetAttributes_v2", handle) or self._ask("nvmlDeviceGetAttributes", handle)
         if attributes is not None and attributes.multiprocessorCount > 0:
             return int(attributes.multiprocessorCount)
-        cores = self._ask(self._api.nvmlDeviceGetNumGpuCores, handle)
+        cores = self._ask("nvmlDeviceGetNumGpuCores", handle)
         per_unit = _CORES_PER_SM.get(capability) if capability else None
         return int(cores) // per_unit if cores and per_unit else None
 
-    def _usage(self, index: int, handle: Any) -> GpuUsage | None:
-        api, ask = self._api, self._ask
-        memory = ask(api.nvmlDeviceGetMemoryInfo, handle)
-        rates = ask(api.nvmlDeviceGetUtilizationRates, handle)
-        power = ask(api.nvmlDeviceGetPowerUsage, handle)
-        heat = ask(api.nvmlDeviceGetTemperature, handle, 0)
+    def _usage(self, index: int, handle: Any) -> GpuUsage:
+        ask = self._ask
+        memory = ask("nvmlDeviceGetMemoryInfo", handle)
+        rates = ask("nvmlDeviceGetUtilizationRates", handle)
+        power = ask("nvmlDeviceGetPowerUsage", handle)
+        heat = ask("nvmlDeviceGetTemperature", handle, 0)
         return GpuUsage(
             index=index,
             busy=rates.gpu / 100.0 if rates else None,
