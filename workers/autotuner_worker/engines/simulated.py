@@ -6,8 +6,9 @@ table; nothing has to be installed or asked.  Results carry the kind and a versi
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from autotuner.core.trial import OutcomeClass
 from autotuner.errors import EngineUnavailable
 from autotuner_worker.engines.http import HttpEngine, LiveState
 from autotuner_worker.engines.http_launch import LaunchRequest, launch_engine
+from autotuner_worker.engines.vllm_effective import effective_values, ignored_flags
+from autotuner_worker.engines.vllm_install import local_model
 from autotuner_worker.engines.vllm_plan import child_environment, config_file
 from autotuner_worker.ports import EngineDeath, EngineFault, LaunchPlan, PlanPaths, ProgressSink
 from autotuner_worker.simulator import SIMULATOR_VERSION
@@ -28,12 +31,6 @@ __all__ = ["SimulatedAdapter", "SimulatorOptions", "describe_simulated"]
 KIND = "simulated"
 _ENVIRONMENT_PREFIX = "AUTOTUNER_SIM_"
 _USAGE = "simulated: error: "
-_RENAMED = {
-    "scheduling_policy": "scheduler_config.policy",
-    "kv_cache_dtype": "cache_config.cache_dtype",
-}
-"""Flags whose effective value goes by another name."""
-_SAME = {"half": "float16", "float": "float32"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,27 +122,27 @@ class SimulatedAdapter:
 
     def __init__(
         self,
+        engine_command: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        state_dir: Path | None = None,
         *,
         options: SimulatorOptions | None = None,
-        engine_env: Mapping[str, str] | None = None,
         parent_env: Mapping[str, str] | None = None,
-        record_dir: Path | None = None,
-        python: str = sys.executable,
     ) -> None:
         """Make an adapter.
 
         Args:
+            engine_command: Taken and not used, so that adapters are made alike: the simulator is always our own program.
+            env: Variables to set for the engine; ``AUTOTUNER_SIM_…`` among them.
+            state_dir: For the process supervisor's records; beside the launch's folder when not given.
             options: What the simulation is told.
-            engine_env: Variables to set for the engine; ``AUTOTUNER_SIM_…`` among them.
-            parent_env: Environment of the worker; what is ours alone is filtered out.
-            record_dir: Where the process supervisor keeps its records; beside the launch's folder when not given.
-            python: The interpreter.
+            parent_env: Environment to filter and hand on (``AUTOTUNER_SIM_…`` is kept); this process's by default.
         """
+        self._command = (sys.executable, "-m", "autotuner_worker.simulator.server")
         self._options = options or SimulatorOptions()
-        self._engine_env = dict(engine_env or {})
-        self._parent_env = dict(parent_env or {})
-        self._record_dir = record_dir
-        self._python = python
+        self._engine_env = dict(env or {})
+        self._parent_env = dict(os.environ if parent_env is None else parent_env)
+        self._state_dir = state_dir.absolute() if state_dir is not None else None
 
     async def describe(self, model: str | None) -> EngineDescription:
         """Return the description from the simulator's own table; raise ``EngineUnavailable`` for an unknown model."""
@@ -153,11 +150,13 @@ class SimulatedAdapter:
 
     def plan(self, model: str, config: Config, paths: PlanPaths, port: int) -> LaunchPlan:
         """Return what ``start`` would do. Pure."""
+        local = local_model(model)
+        model = str(local) if local is not None else model
         path = str(paths.run_dir / "engine.yaml")
         added = self._added_environment()
         host = "127.0.0.1"
         argv = (
-            self._python, "-m", "autotuner_worker.simulator.server", model, "--config", path, "--host", host,
+            *self._command, model, "--config", path, "--host", host,
             "--port", str(port), "--sim-cache-dir", str(paths.cache_dir), *self._options.arguments(),
         )  # fmt: skip
         name = str(config.get("served_model_name", "")).split(",")[0].strip()
@@ -177,7 +176,12 @@ class SimulatedAdapter:
         self, plan: LaunchPlan, paths: PlanPaths, launch_id: str, timeout: float, progress: ProgressSink
     ) -> HttpEngine:
         """Carry out *plan*; raise ``EngineDeath`` when the first real answer does not come."""
-        folder = self._record_dir or paths.run_dir.parent / "records"
+        folder = self._state_dir or paths.run_dir.parent
+
+        def inspect(state: LiveState) -> tuple[Mapping[str, str], tuple[str, ...]]:
+            effective = effective_values(plan.config, state.effective)
+            return effective, ignored_flags(plan.config, effective, describe_simulated(None))
+
         request = LaunchRequest(
             plan=plan,
             paths=paths,
@@ -185,8 +189,8 @@ class SimulatedAdapter:
             timeout=timeout,
             progress=progress,
             version=SIMULATOR_VERSION,
-            record=folder / f"{launch_id}.json",
-            inspect=lambda state: effective_values(plan.config, state),
+            record=folder / "processes" / f"{launch_id}.json",
+            inspect=inspect,
         )
         try:
             return await launch_engine(request)
@@ -206,22 +210,6 @@ class SimulatedAdapter:
         home = str(Path(autotuner_worker.__file__).parent.parent)
         added = {**simulation, "PYTHONUNBUFFERED": "1", "PYTHONPATH": home, **self._engine_env}
         return dict(sorted(added.items()))
-
-
-def effective_values(config: Config, state: LiveState) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return flag → value in use for the flags of *config*, and the flags that were asked for and ignored."""
-    effective: dict[str, str] = {}
-    ignored = [name for name in config if name in NO_OPS]
-    by_name = {name.split(".", 1)[1]: value for name, value in state.effective.items()}
-    for name, asked in config.items():
-        found = state.effective.get(_RENAMED.get(name, name), by_name.get(name))
-        if found is None:
-            continue
-        effective[name] = str(found)
-        automatic = asked == "auto" or name.startswith("speculative_config")
-        if not automatic and str(found) != str(_SAME.get(str(asked), asked)):
-            ignored.append(name)
-    return effective, tuple(sorted(set(ignored)))
 
 
 def _usage_error(log: Path) -> str | None:
