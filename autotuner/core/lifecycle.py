@@ -84,6 +84,7 @@ _S, _V = StudyState, StudyEvent
 STUDY: Mapping[tuple[StudyState, StudyEvent], StudyState] = {
     (_S.RUNNING, _V.STOPPED): _S.STOPPING,
     (_S.RUNNING, _V.DRAINED): _S.PUBLISHING,
+    (_S.RUNNING, _V.RESUMED): _S.RUNNING,
     (_S.STOPPING, _V.STOPPED): _S.STOPPING,
     (_S.STOPPING, _V.DRAINED): _S.PUBLISHING,
     (_S.STOPPING, _V.RESUMED): _S.RUNNING,

@@ -494,4 +494,6 @@ class Machine:
 
     def _study_ended(self, event: ev.Event, now: float) -> None:
         assert isinstance(event, ev.StudyEnded)
+        if self.studies[event.study_id].state is not StudyState.PUBLISHING:
+            return  # it was resumed in the meantime
         self._move_study(self.studies[event.study_id], StudyEvent.PUBLISHED, now, "published")

@@ -37,6 +37,8 @@ __all__ = [
 CRASH_AMOUNT = 3.0
 """Constraint amount of a point that never gave a number: larger than any near miss."""
 MAX_OOM_PROBABILITY = 0.05
+MAX_SUBSTITUTES = 2
+"""Further points that may take the place of finalists that fail or break the budget when measured again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,16 +215,26 @@ def race_members(study: Study) -> list[dict[str, Value]]:
     for trial in study.of_kind(TrialKind.RACE):
         if trial.key != base_key:
             entered.setdefault(trial.key, dict(trial.config or {}))
-            if trial.state is TrialState.FAILED:
+            if trial.state is TrialState.FAILED or _breaks_budget(race_values(study, trial.key)):
                 out.add(trial.key)
     running = [config for key, config in entered.items() if key not in out]
-    if not running:
+    if not running and len(entered) < study.spec.search.finalists + MAX_SUBSTITUTES:
         fresh = [dict(t.config or {}) for t in candidates(study) if t.key not in out]
         running = fresh[: study.spec.search.finalists]
     if not running:
         return []
     has_baseline = any(t.state is TrialState.MEASURED for t in study.of_kind(TrialKind.BASELINE))
     return [study.baseline_config(), *running] if has_baseline else running
+
+
+def _breaks_budget(trials: list[Trial]) -> bool:
+    """Return whether a finalist broke a limit on average over three measurements or more."""
+    measured = [t for t in trials if t.state is TrialState.MEASURED]
+    series: dict[str, list[float]] = {}
+    for trial in measured:
+        for name, amount in trial.amounts:
+            series.setdefault(name, []).append(amount)
+    return len(measured) >= 3 and any(fmean(amounts) > 0 for amounts in series.values())
 
 
 def pairs_wanted(study: Study) -> int:

@@ -132,7 +132,7 @@ def _without_finalist(study: Study, base: list[Trial]) -> tuple[Verdict, list[Tr
     waiting = candidates(study)
     raced = {t.key for t in study.of_kind(TrialKind.RACE)}
     unraced = [t for t in waiting if t.key not in raced]
-    if unraced and not raced:
+    if unraced and (not raced or not base_ok):
         reason = "the budget ended before the best point could be confirmed against the baseline in fresh measurements"
         return _no_gain(VerdictKind.INCONCLUSIVE, study, reason, _tightest(unraced[:1])), base if base_ok else unraced[
             :1

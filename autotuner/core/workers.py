@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autotuner.core.space import EngineDescription
+from autotuner.core.study import Hardware
 from autotuner.core.trial import Assignment, Outcome
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "Device",
     "EngineSummary",
     "Held",
+    "HostReport",
     "ProgressReport",
     "Receipt",
     "Session",
@@ -158,6 +161,16 @@ class Receipt:
 
     first: bool
     """False for a replay of what was accepted before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostReport:
+    """What a host can tell before a study is built: its engine, its hardware and its free memory."""
+
+    engine: EngineDescription
+    hardware: Hardware
+    memory_available: int
+    """Bytes that new processes may take."""
 
 
 def held(work: Assignment | Outcome) -> Held:

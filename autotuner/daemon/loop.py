@@ -20,7 +20,7 @@ from autotuner.core.lifecycle import StudyState
 from autotuner.core.machine import Machine
 from autotuner.core.results import StudyResult
 from autotuner.core.trial import Outcome
-from autotuner.errors import ProtocolMismatch, Refused, SessionUnknown
+from autotuner.errors import Refused, SessionUnknown, StaleLease
 from autotuner.ports import Clock, Journal, Sampler
 
 __all__ = ["Controller", "Publisher"]
@@ -48,6 +48,7 @@ class Controller:
         self._publish = publish
         self._sessions: dict[str, str] = {}
         self._introduced: dict[str, w.WorkerInfo] = {}
+        self._replaced: set[str] = set()
         self._in_flight: set[Command] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="effects")
@@ -118,7 +119,7 @@ class Controller:
         except Refused:
             raise
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
             raise
         for command in commands:
             if command not in self._in_flight:
@@ -134,7 +135,8 @@ class Controller:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """End ``run_until`` with *error*."""
         if self._fatal is not None and not self._fatal.done():
             self._fatal.set_exception(error)
 
@@ -146,7 +148,7 @@ class Controller:
             event = await self._effect(command)
         except Exception as error:
             log.exception("%s failed", type(command).__name__)
-            self._fail(error)
+            self.fail(error)
             return
         self._in_flight.discard(command)
         self.post(event)
@@ -169,13 +171,9 @@ class Controller:
 
     async def register(self, info: w.WorkerInfo) -> w.Session:
         """Admit a worker; its first Sync says what it still holds, and only then does it count as ready."""
-        version = next((v for v in info.protocol_versions if v in w.PROTOCOL_VERSIONS), None)
-        if version is None:
-            raise ProtocolMismatch(
-                f"the worker speaks {list(info.protocol_versions)}, this controller {list(w.PROTOCOL_VERSIONS)}; "
-                "install the same version on both sides"
-            )
         session = uuid.uuid4().hex
+        if info.worker_id in self._sessions:
+            self._replaced.add(self._sessions[info.worker_id])
         self._sessions[info.worker_id] = session
         self._introduced[info.worker_id] = info
         return w.Session(
@@ -183,7 +181,6 @@ class Controller:
             epoch=self.machine.epoch,
             lease_seconds=self.machine.lease_seconds,
             heartbeat_seconds=HEARTBEAT_SECONDS,
-            protocol_version=version,
         )
 
     async def sync(self, state: w.WorkerState) -> w.Desired:
@@ -236,12 +233,13 @@ class Controller:
 
     async def complete(self, session_id: str, worker_id: str, outcome: Outcome) -> bool:
         """Accept an outcome; return False for a replay; raise ``StaleLease`` for one that is out of date."""
-        self._check_session(session_id, worker_id)
         if self.machine.is_replay(outcome):
             return False
         self.post(ev.TrialCompleted(outcome=outcome))
         return True
 
     def _check_session(self, session_id: str, worker_id: str) -> None:
+        if session_id in self._replaced:
+            raise StaleLease(f"another process took the place of worker {worker_id}; end this one")
         if self._sessions.get(worker_id) != session_id:
             raise SessionUnknown(f"worker {worker_id} has no session {session_id!r} here: register first")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from autotuner.core.space import Value, config_key
-from autotuner.core.trial import Assignment, Launch, Measurement, Outcome, OutcomeClass
+from autotuner.core.trial import Assignment, Launch, Measurement, Outcome, OutcomeClass, TrialKind
 from autotuner.errors import InternalError
 
 __all__ = [
@@ -211,6 +211,8 @@ class EngineState(StrEnum):
 class _Engine:
     key: str
     config: Mapping[str, Value]
+    kind: TrialKind
+    """Of the trial that it was started for."""
     state: EngineState
     launch: Launch | None = None
     hot_capable: bool = False
@@ -319,7 +321,7 @@ class Runner:
         if len(self.engines) >= self.resident:
             return self._make_room()
         self._launches += 1
-        self.engines[key] = _Engine(key=key, config=config, state=EngineState.STARTING, used=now)
+        self.engines[key] = _Engine(key=key, config=config, kind=assignment.kind, state=EngineState.STARTING, used=now)
         launch_id = f"{self.instance_id}-{self._launches}"
         timeout = assignment.measure.start_timeout
         return [StartEngine(key=key, launch_id=launch_id, model=assignment.model, config=config, timeout=timeout)]
@@ -327,7 +329,9 @@ class Runner:
     def _make_room(self) -> list[Command]:
         if any(e.state is EngineState.STOPPING for e in self.engines.values()):
             return []
-        oldest = min((e for e in self.engines.values() if e.state is EngineState.READY), key=lambda e: e.used)
+        # The baseline's engine is kept as long as anything else can go: the race needs it again.
+        ready = [e for e in self.engines.values() if e.state is EngineState.READY]
+        oldest = min(ready, key=lambda e: (e.kind is TrialKind.BASELINE, e.used))
         oldest.state = EngineState.STOPPING
         return [StopEngine(key=oldest.key)]
 

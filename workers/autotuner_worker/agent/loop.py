@@ -52,12 +52,12 @@ class ControllerLink(Protocol):
         """Exchange states; registers again by itself when the controller has forgotten the session."""
         ...
 
-    async def deliver(self, outcome: Outcome) -> None:
+    async def deliver(self, outcome: Outcome) -> object:
         """Spool the outcome, send it, and remove it from the spool once it is acknowledged."""
         ...
 
-    def pending(self) -> tuple[w.Held, ...]:
-        """Return the attempts whose outcomes are spooled and not acknowledged."""
+    def pending(self) -> tuple[Outcome, ...]:
+        """Return the outcomes that are spooled and not acknowledged; ``sync`` names them by itself."""
         ...
 
     def silence(self) -> float:
@@ -150,7 +150,7 @@ class Agent:
                 self._lease = desired.lease_seconds
                 for held in desired.cancel:
                     self._post(r.CancelGiven(study_id=held.study_id, trial_id=held.trial_id, attempt=held.attempt))
-                if desired.assignment is not None and w.held(desired.assignment) not in self._link.pending():
+                if desired.assignment is not None and not self._is_pending(desired.assignment):
                     self._post(r.AssignmentGiven(assignment=desired.assignment))
                 if desired.shutdown:
                     self.leave("the controller dismissed this worker")
@@ -164,11 +164,14 @@ class Agent:
             if self._link.silence() > max(self._lease - FENCE_MARGIN, self._lease / 2):
                 self._post(r.FenceDue())
 
+    def _is_pending(self, assignment: Assignment) -> bool:
+        """Return whether the attempt's outcome is on its way already."""
+        return any(w.held(outcome) == w.held(assignment) for outcome in self._link.pending())
+
     def _state(self) -> w.WorkerState:
-        held = list(self._link.pending())
-        if self._runner.assignment is not None:
-            held.append(w.held(self._runner.assignment))
-        return w.WorkerState(held=tuple(held), progress=self._progress, wait_seconds=1.0)
+        given = self._runner.assignment
+        held = (w.held(given),) if given is not None else ()
+        return w.WorkerState(held=held, progress=self._progress, wait_seconds=1.0)
 
     def _report(self, phase: str, detail: str, throughput: float) -> None:
         given, now = self._runner.assignment, time.monotonic()
@@ -207,9 +210,12 @@ class Agent:
                 if task is not None:
                     task.cancel()
             case r.Deliver():
-                self._spawn(self._link.deliver(command.outcome), "deliver")
+                self._spawn(self._deliver(command.outcome), "deliver")
             case r.Exit():
                 self._done.set()
+
+    async def _deliver(self, outcome: Outcome) -> None:
+        await self._link.deliver(outcome)
 
     def _paths(self, launch_id: str) -> PlanPaths:
         run_dir = self._config.state_dir / "launches" / launch_id

@@ -1,0 +1,314 @@
+"""The embedded tuner: controller and worker as processes of one command, over the same protocol as the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autotuner.core import events as ev
+from autotuner.core.lifecycle import StudyState
+from autotuner.core.machine import Machine
+from autotuner.core.results import StudyResult
+from autotuner.core.study import StudySpec
+from autotuner.core.workers import HostReport
+from autotuner.daemon.clock import SystemClock
+from autotuner.daemon.loop import Controller
+from autotuner.daemon.publish import publish
+from autotuner.daemon.workerprocess import WorkerProcess, describe_host, write_worker_config
+from autotuner.errors import EnvironmentFault, InputError, Problem
+from autotuner.rpc.server import RpcServer
+from autotuner.rpc.worker_service import WorkerService
+from autotuner.search.optuna_sampler import OptunaSampler
+from autotuner.settings.build import BuiltStudy, build_study
+from autotuner.settings.loader import load_study
+from autotuner.settings.study_file import AUTO, StudyFile
+from autotuner.storage.journal_sql import SqlJournal
+
+__all__ = ["Running", "TuneRequest", "cache_folder", "load_request", "prepare_worker", "tune"]
+
+WORKER_ID = "local"
+SIMULATED_MODEL = "simulated-8b"
+LEASE_SECONDS = 600.0
+STOP_PATIENCE = 5.0
+"""Seconds for a worker to answer a stop before it is ended."""
+MAX_WORKER_LIVES = 3
+_ENGINE_BYTES = 3 * 1024**3
+"""Memory that an engine takes beside weights and KV cache: interpreters, libraries, activations."""
+_OWN_FILES = ("result.json", "report.html", "winner.sh", "winner.yaml", "winner.systemd.conf", "winner.kubernetes.yaml")
+_OWN_FOLDERS = ("records", "logs", "worker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneRequest:
+    """What the user asked for."""
+
+    study: Path
+    out: Path
+    model: str | None = None
+    engine_kind: str | None = None
+    engine_command: tuple[str, ...] | None = None
+    fresh: bool = False
+    """Start anew instead of going on with what *out* holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A look at a running study."""
+
+    controller: Controller
+    study_id: str
+    now: float
+
+    @property
+    def result(self) -> StudyResult:
+        """What is known so far."""
+        return self.controller.machine.result(self.study_id, self.now)
+
+
+Notify = Callable[[str], None]
+Tick = Callable[[Running], None]
+
+
+def cache_folder() -> Path:
+    """Return where compile caches and engine descriptions are kept between runs."""
+    chosen = os.environ.get("AUTOTUNER_CACHE_DIR")
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(chosen).absolute() if chosen else Path(base) / "vllm-autotuner"
+
+
+def load_request(request: TuneRequest) -> StudyFile:
+    """Read the study file and lay the command line's choices over it; raise ``StudyFileError``."""
+    study = load_study(request.study)
+    engine = study.engine
+    if request.engine_kind is not None:
+        engine = engine.model_copy(update={"kind": request.engine_kind})
+    if request.engine_command is not None:
+        engine = engine.model_copy(update={"command": request.engine_command})
+    if engine.kind == "vllm" and not engine.command:
+        engine = engine.model_copy(update={"command": ("vllm", "serve")})
+    model = request.model or study.model
+    if model == AUTO:
+        if engine.kind != "simulated":
+            raise InputError(
+                [
+                    Problem(
+                        field="model",
+                        value=AUTO,
+                        message="no model is named",
+                        remedy="give --model PATH_OR_NAME, or run 'make tune', which makes a small one",
+                    )
+                ],
+                str(request.study),
+            )
+        model = SIMULATED_MODEL
+    return study.model_copy(update={"engine": engine, "model": model})
+
+
+def prepare_worker(study: StudyFile, out: Path, controller: str, resident: int) -> Path:
+    """Write the worker's configuration into *out* and return its path."""
+    path = out / "worker" / "worker.json"
+    write_worker_config(
+        path,
+        {
+            "worker_id": WORKER_ID,
+            "controller": controller,
+            "engine_kind": study.engine.kind,
+            "engine_command": list(study.engine.command) if study.engine.kind == "vllm" else [],
+            "engine_python": study.engine.python or None,
+            "engine_env": dict(study.engine.env),
+            "model": study.model,
+            "out_dir": str(out),
+            "state_dir": str(out / "worker"),
+            "cache_dir": str(cache_folder()),
+            "resident_engines": resident,
+        },
+    )
+    return path
+
+
+def resident_engines(spec: StudySpec, host: HostReport) -> int:
+    """Return how many engines fit in memory beside each other, at most the race's members.
+
+    Only a cache of fixed size can be budgeted; an engine that takes a share of the device is alone on it.
+    """
+    if spec.engine.kind == "simulated":
+        return 1 + spec.search.finalists
+    cache = spec.space.fixed.get("kv_cache_memory_bytes")
+    if spec.hardware.device != "cpu" or not isinstance(cache, int):
+        return 1
+    weights = spec.engine.model.get("weight_bytes", 0)
+    per_engine = _ENGINE_BYTES + cache + 2 * (weights if isinstance(weights, int) else 0)
+    return max(1, min(1 + spec.search.finalists, int(host.memory_available * 0.8) // per_engine))
+
+
+def _begin(request: TuneRequest) -> None:
+    """Make the output folder usable; remove an earlier study when asked to."""
+    out = request.out
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if request.fresh:
+            SqlJournal(_url(out)).close()  # raises while another process works here
+            for path in [*out.glob("study.db*"), *(out / name for name in _OWN_FILES)]:
+                path.unlink(missing_ok=True)
+            for name in _OWN_FOLDERS:
+                shutil.rmtree(out / name, ignore_errors=True)
+    except OSError as error:
+        raise EnvironmentFault(f"cannot use the output folder {out}: {error.strerror or error}") from error
+
+
+def _url(out: Path) -> str:
+    return f"sqlite:///{out / 'study.db'}"
+
+
+def _differs(old: StudySpec, new: StudySpec) -> bool:
+    return replace(old, effort=new.effort, labels=new.labels) != new
+
+
+@contextlib.contextmanager
+def _socket_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="autotuner-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def tune(request: TuneRequest, notify: Notify, tick: Tick) -> StudyResult:
+    """Run or continue a study on this machine and return what it found; partial when the user stops it.
+
+    Raises ``InputError`` for a bad study, ``EnvironmentFault`` when this machine cannot run it.
+    """
+    request = replace(request, out=request.out.absolute())
+    study = load_request(request)
+    _begin(request)
+    notify("asking the engine about itself")
+    host = await describe_host(prepare_worker(study, request.out, "unix:/none", 1), study.model)
+    built = build_study(study, host.engine, host.hardware)
+    for note in built.notes:
+        notify(note)
+    with _socket_folder() as folder:
+        return await _Session(request, study, built, host, f"unix:{folder / 'controller.sock'}").run(notify, tick)
+
+
+class _Session:
+    """One run of the embedded tuner."""
+
+    def __init__(
+        self, request: TuneRequest, study: StudyFile, built: BuiltStudy, host: HostReport, address: str
+    ) -> None:
+        notes = {f"note{index:03d}": text for index, text in enumerate(built.notes)}
+        self.spec = replace(built.spec, labels={**built.spec.labels, **notes})
+        self.out = request.out
+        self.study_id = self.spec.name
+        self.clock = SystemClock()
+        self.address = address
+        config = prepare_worker(study, self.out, address, resident_engines(self.spec, host))
+        self.worker = WorkerProcess.for_config(config, self.out / "worker" / "worker.log")
+        self.stopping: asyncio.Task[None] | None = None
+        self.lives = 0
+
+    async def run(self, notify: Notify, tick: Tick) -> StudyResult:
+        """Run until the study has ended and everything that was started is gone."""
+        controller = Controller(
+            machine=Machine(lease_seconds=LEASE_SECONDS),
+            journal=SqlJournal(_url(self.out)),
+            sampler=OptunaSampler(_url(self.out)),
+            clock=self.clock,
+            publish=lambda result: publish(result, self.out),
+        )
+        server = RpcServer(self.address, [WorkerService(controller)])
+        loop = asyncio.get_running_loop()
+        ticking: asyncio.Task[None] | None = None
+        try:
+            await controller.start()
+            if not await self._open_study(controller, notify):
+                return controller.machine.result(self.study_id, self.clock.utc())
+            await server.start()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self._stop, controller, notify)
+            await self._start_worker()
+            ticking = asyncio.create_task(self._tick(controller, tick, notify))
+            study = controller.machine.studies[self.study_id]
+            await controller.run_until(lambda: study.state is StudyState.ENDED)
+            controller.dismiss_workers()
+            return controller.machine.result(self.study_id, self.clock.utc())
+        finally:
+            if ticking is not None:
+                ticking.cancel()
+                await asyncio.gather(ticking, return_exceptions=True)
+            await self.worker.end(STOP_PATIENCE if self.stopping is not None else 4 * STOP_PATIENCE)
+            await server.stop(0.2)
+            await controller.close()
+
+    async def _open_study(self, controller: Controller, notify: Notify) -> bool:
+        """Submit the study or continue it; return whether there is anything left to do."""
+        known = controller.machine.studies
+        if not known:
+            await controller.submit(ev.StudySubmitted(study_id=self.study_id, spec=self.spec))
+            return True
+        study = known.get(self.study_id)
+        if study is None or _differs(study.spec, self.spec):
+            raise InputError(
+                [
+                    Problem(
+                        field="--out",
+                        value=str(self.out),
+                        message=f"the folder holds another study ({', '.join(known)}), or this one was changed since",
+                        remedy="start anew with --fresh (make tune FRESH=1), or give another folder",
+                    )
+                ]
+            )
+        changed = study.spec.effort != self.spec.effort
+        if study.state is StudyState.ENDED and not study.stop_reason and not changed:
+            notify("this study is complete; these are its results (start anew with --fresh, or raise its budget)")
+            return False
+        done = sum(not trial.live for trial in study.trials.values())
+        notify(f"continuing with {done} of its trials done")
+        if study.state is not StudyState.RUNNING or changed:
+            await controller.resume(ev.StudyResumed(study_id=self.study_id, effort=self.spec.effort))
+        return True
+
+    async def _start_worker(self) -> None:
+        self.lives += 1
+        await self.worker.start()
+
+    async def _tick(self, controller: Controller, tick: Tick, notify: Notify) -> None:
+        """Show progress and keep a worker alive."""
+        while True:
+            tick(Running(controller=controller, study_id=self.study_id, now=self.clock.utc()))
+            if self.worker.ended and self.stopping is None:
+                words = self.worker.last_words()
+                controller.post(ev.WorkerLost(worker_id=WORKER_ID))
+                if self.lives >= MAX_WORKER_LIVES:
+                    controller.fail(EnvironmentFault(f"the worker ended {self.lives} times; its last words: {words}"))
+                    return
+                notify("the worker ended unexpectedly; starting another")
+                await self._start_worker()
+            await asyncio.sleep(0.5)
+
+    def _stop(self, controller: Controller, notify: Notify) -> None:
+        """Begin an orderly end at the first signal; end the worker at once at the second."""
+        study = controller.machine.studies[self.study_id]
+        if self.stopping is None:
+            notify("stopping: partial results follow (again: end the engine at once)")
+            if study.state is StudyState.RUNNING:
+                controller.post(ev.StopRequested(study_id=self.study_id, reason=ev.StopReason.USER))
+            self.stopping = asyncio.create_task(self._force(controller, STOP_PATIENCE))
+        else:
+            self.stopping.cancel()
+            self.stopping = asyncio.create_task(self._force(controller, 0.0))
+
+    async def _force(self, controller: Controller, patience: float) -> None:
+        """End a worker that does not answer the stop, so that the study can end."""
+        await asyncio.sleep(patience)
+        study = controller.machine.studies[self.study_id]
+        if study.live_trials():
+            await self.worker.end(0.5)
+            controller.post(ev.WorkerLost(worker_id=WORKER_ID))
