@@ -8,10 +8,10 @@ SETUP := $(PYTHON) scripts/setup.py
 
 # What `make tune` takes: STUDY=file MODEL=path-or-name OUT=folder ENGINE=simulated ENGINE_COMMAND="… vllm serve" FRESH=1
 OUT ?= out
-QUICKSTART := configs/studies/quickstart.yaml
-TUNE_STUDY := $(or $(STUDY),$(QUICKSTART))
-# Without a study and a model of the user's, the small model is made and tuned.
-TUNE_MODEL := $(or $(MODEL),$(if $(filter-out $(QUICKSTART),$(STUDY))$(filter simulated,$(ENGINE)),,$(TINY_MODEL)))
+TUNE_STUDY := $(or $(STUDY),configs/studies/quickstart.yaml)
+# A study with `model: auto` gets the small model, unless MODEL names another.
+AUTO := $(shell grep -Es '^model:[[:space:]]*auto' '$(TUNE_STUDY)')
+TUNE_MODEL := $(or $(MODEL),$(if $(filter simulated,$(ENGINE)),,$(if $(AUTO),$(TINY_MODEL))))
 TUNE_NEEDS := tuner $(if $(filter simulated,$(ENGINE)),,engine) $(if $(filter $(TINY_MODEL),$(TUNE_MODEL)),model)
 TUNE_COMMAND := $(or $(ENGINE_COMMAND),$(ENGINE_VENV)/bin/vllm serve)
 
@@ -26,6 +26,7 @@ help:  ## List the targets
 
 .PHONY: tune
 tune:  ## Set up and tune: [STUDY=file] [MODEL=model] [OUT=folder] [ENGINE=simulated] [ENGINE_COMMAND=…] [FRESH=1]
+	@test -r "$$TUNE_STUDY" || { echo "make: error: no study file $$TUNE_STUDY. To mend it: STUDY=configs/studies/NAME.yaml." >&2; exit 2; }
 	@$(SETUP) $(TUNE_NEEDS)
 	@exec $(BIN)/autotuner tune "$$TUNE_STUDY" --out "$$OUT" $(if $(TUNE_MODEL),--model "$$TUNE_MODEL") \
 		$(if $(filter simulated,$(ENGINE)),--engine simulated,--engine-command "$$TUNE_COMMAND") $(if $(FRESH),--fresh)
