@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotuner_worker.simulator.blocks import BlockPool
+from autotuner_worker.simulator.flags import parse, settings_from
 from autotuner_worker.simulator.scheduler import Limits, Request, Scheduler, StepPlan, prefix_hashes
+from autotuner_worker.simulator.surface import cost_profile, memory_plan, step_cost
 
 
 def scheduler(*, blocks: int = 64, block_size: int = 4, caching: bool = True, **limits: object) -> Scheduler:
@@ -191,3 +193,63 @@ def test_prefix_hashes_chain() -> None:
 @pytest.mark.parametrize("length", [0, 1])
 def test_prompts_below_a_block_have_no_hash(length: int) -> None:
     assert prefix_hashes([7] * length, 2) == ()
+
+
+def closed_loop(*arguments: str, clients: int, prompt: int, answer: int, requests: int) -> float:
+    """Return generated tokens per simulated second of *clients* that always have one request under way."""
+    configured = settings_from(parse(["sim-7b", *arguments], {}))
+    surface = configured.surface
+    memory, profile = memory_plan(surface), cost_profile(surface)
+    limits = Limits(
+        max_num_seqs=surface.max_num_seqs,
+        max_num_batched_tokens=surface.max_num_batched_tokens,
+        drafts=surface.speculation.drafts if surface.speculation else 0,
+    )
+    loop = Scheduler(limits, BlockPool(memory.num_blocks, caching=False), memory.block_size)
+    chance = random.Random(0)
+    acceptance = surface.speculation.acceptance(0.0) if surface.speculation else 0.0
+
+    def accept(_: Request, drafts: int) -> int:
+        return next((count for count in range(drafts) if chance.random() >= acceptance), drafts)
+
+    for number in range(clients):
+        loop.add(request(str(number), prompt, answer))
+    seconds, tokens, finished = 0.0, 0, 0
+    while finished < requests:
+        plan = loop.schedule()
+        seconds += step_cost(profile, plan.load).total
+        for emission in loop.complete(plan, accept):
+            tokens += emission.tokens
+            if emission.finished:
+                finished += 1
+                loop.add(request("more", prompt, answer))
+    return tokens / seconds
+
+
+def test_a_loaded_engine_has_an_optimal_number_of_sequences() -> None:
+    found = {
+        seqs: closed_loop("--max-num-seqs", str(seqs), clients=128, prompt=128, answer=32, requests=256)
+        for seqs in (8, 32, 128)
+    }
+    assert found[32] > 1.5 * found[8]
+    assert found[32] > 1.4 * found[128]
+
+
+def test_a_loaded_engine_has_an_optimal_token_budget() -> None:
+    found = {
+        budget: closed_loop(
+            "--max-num-seqs", "40", "--max-num-batched-tokens", str(budget),
+            clients=64, prompt=2048, answer=32, requests=96,
+        )
+        for budget in (64, 1024, 8192)
+    }  # fmt: skip
+    assert found[1024] > 2 * found[64]
+    assert found[1024] > 1.2 * found[8192]
+
+
+def test_speculation_turns_from_gain_to_loss_under_load() -> None:
+    spec = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}')
+    alone = [closed_loop(*args, clients=1, prompt=64, answer=64, requests=8) for args in ((), spec)]
+    crowd = [closed_loop(*args, clients=64, prompt=64, answer=64, requests=128) for args in ((), spec)]
+    assert alone[1] > 1.5 * alone[0]
+    assert crowd[1] < 0.8 * crowd[0]

@@ -267,7 +267,6 @@ class _Writer:
             self._shape.cached = self._sim.cached_tokens
             event = self._shape.chunk(
                 [self._source.token(position) for position in range(done, done + count)],
-                first=done == 0,
                 finish=self._reason if finished else "",
                 usage=done + count if self._ask.continuous_usage else None,
                 token_ids=self._ask.token_ids,
@@ -298,7 +297,7 @@ async def _empty(request: web.Request, ask: Ask, shape: Shape) -> web.StreamResp
         return web.json_response(shape.whole([], "stop", token_ids=False))
     response = web.StreamResponse(headers=_SSE)
     await response.prepare(request)
-    await response.write(shape.chunk([], first=True, finish="stop", usage=None, token_ids=False))
+    await response.write(shape.chunk([], finish="stop", usage=None, token_ids=False))
     if ask.include_usage:
         await response.write(shape.last(0))
     await response.write(_DONE)

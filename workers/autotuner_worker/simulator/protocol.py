@@ -141,11 +141,9 @@ class Shape:
             "prompt_tokens_details": {"cached_tokens": self.cached} if self.cached else None,
         }
 
-    def chunk(self, tokens: Sequence[int], *, first: bool, finish: str, usage: int | None, token_ids: bool) -> bytes:
+    def chunk(self, tokens: Sequence[int], *, finish: str, usage: int | None, token_ids: bool) -> bytes:
         """Return one event; *usage* is the number of tokens so far where the client wants it in every chunk."""
         text = decode(tokens)
-        if text and not first:
-            text = " " + text
         body = f'"delta":{{"content":"{text}"}}' if self._chat else f'"text":"{text}"'
         ids = f',"token_ids":{json.dumps(list(tokens))}' if token_ids else ""
         reason = f'"{finish}"' if finish else "null"

@@ -36,8 +36,8 @@ def encode(text: str, vocabulary: int) -> list[int]:
 
 
 def decode(tokens: Sequence[int]) -> str:
-    """Return the text of *tokens*; the inverse of ``encode`` for words that it wrote."""
-    return " ".join(f"w{token}" for token in tokens)
+    """Return the text of *tokens*, each with a space before it, so that texts can be joined; ``encode`` is its inverse."""
+    return "".join(f" w{token}" for token in tokens)
 
 
 def _mix(key: int, position: int) -> int:
