@@ -3,11 +3,10 @@
 # are generated elsewhere and compared with the committed ones.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python="${PYTHON:-.venv/bin/python}"
 
 # The output root is the repository's root: the stubs import each other as autotuner.v1.…
 generate() {
-    "$python" -m grpc_tools.protoc -I protos --python_out="$1" --grpc_python_out="$1" --pyi_out="$1" protos/autotuner/v1/*.proto
+    .venv/bin/python -m grpc_tools.protoc -I protos --python_out="$1" --grpc_python_out="$1" --pyi_out="$1" protos/autotuner/v1/*.proto
 }
 
 if [ "${1:-}" = --check ]; then
