@@ -105,8 +105,9 @@ class Parameter:
         assert self.low is not None and self.high is not None
         bounded = min(max(value, self.low), self.high)
         if self.step is not None and not self.log:
-            bounded = min(self.low + round((bounded - self.low) / self.step) * self.step, self.high)
-        return int(round(bounded)) if self.kind is ParameterKind.INT else float(bounded)
+            last = math.floor((self.high - self.low) / self.step + 1e-9)
+            bounded = round(self.low + min(round((bounded - self.low) / self.step), last) * self.step, 12)
+        return round(bounded) if self.kind is ParameterKind.INT else float(bounded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
