@@ -40,7 +40,8 @@ def snap(parameter: Parameter, value: Value | None) -> Value:
     low, high = _bounds(parameter)
     if number is None:
         number = low
-    return parameter.clip(min(max(number, low), high))
+    value = parameter.clip(min(max(number, low), high))
+    return float(f"{value:.10g}") if isinstance(value, float) else value
 
 
 def levels(parameter: Parameter, count: int) -> tuple[Value, ...]:
@@ -110,10 +111,10 @@ class FlatSpace:
         return flat
 
     def neutralise(self, flat: Config) -> dict[str, Value]:
-        """Return *flat* with the neutral value in the place of every inactive parameter."""
+        """Return *flat* on its grids and with the neutral value in the place of every inactive parameter."""
         active = self.active(flat)
         return {
-            parameter.name: flat[parameter.name]
+            parameter.name: snap(parameter, flat[parameter.name])
             if parameter.name in active
             else snap(parameter, parameter.neutral if parameter.neutral is not None else None)
             for parameter in self.space
