@@ -36,7 +36,7 @@ class RecordKind(StrEnum):
     USAGE = "usage"
     """The command line was refused."""
     CHILD_DEATH = "child_death"
-    """A process of the engine ended; ``name`` is its exit code, negative for a signal."""
+    """A process of the engine ended; ``name`` is its exit code (negative for a signal), empty when unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ _EXCEPTION = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|OutOfMemory\w*))(?:: (?P<text>.*))?$"
 )
 _USAGE = re.compile(r"^vllm(?: \w[\w-]*)?: error: (?P<text>.*)$")
-_CHILD = re.compile(r"^(?P<text>Worker proc (?P<name>\S+) died unexpectedly \(exit code: (?P<code>-?\d+)\).*)$")
+_CHILD = re.compile(r"^(?P<text>Worker proc (?P<name>\S+) died unexpectedly \(exit code: (?P<code>-?\d+|None)\).*)$")
 _CORE_CHILD = re.compile(
     r"^(?P<text>(Engine core proc \S+ died unexpectedly|\[shutdown\] MPClient: engine core exited unexpectedly).*)$"
 )
@@ -130,7 +130,12 @@ def _record(line: LogLine) -> Record | None:
     if match := _USAGE.match(text):
         return Record(kind=RecordKind.USAGE, name="usage", message=match["text"], process=line.process)
     if match := _CHILD.match(text):
-        return Record(kind=RecordKind.CHILD_DEATH, name=match["code"], message=match["text"], process=line.process)
+        return Record(
+            kind=RecordKind.CHILD_DEATH,
+            name=match["code"].replace("None", ""),
+            message=match["text"],
+            process=line.process,
+        )
     if match := _CORE_CHILD.match(text):
         return Record(kind=RecordKind.CHILD_DEATH, name="", message=match["text"], process=line.process)
     if match := _EXCEPTION.match(text):

@@ -308,6 +308,11 @@ class HttpEngine:
         """Return ``cpu_seconds`` and ``rss_bytes`` summed over the engine's processes."""
         return process_usage(self._process.pids())
 
+    def process_ids(self) -> list[int]:
+        """Return the engine's live processes, the leader first."""
+        pids = self._process.pids()
+        return sorted(pids, key=lambda pid: (pid != self._process.pid, pid))
+
     async def died(self) -> EngineFault:
         """Return when the engine ends by itself, with the reason; never after ``stop`` was called."""
         return await asyncio.shield(self._death)
