@@ -25,7 +25,9 @@ def engine_command() -> list[str]:
     """Return the command that starts real vLLM, ``[…/vllm, serve]``; fail where there is none."""
     program = Path(os.environ.get("AUTOTUNER_TEST_ENGINE") or ROOT / ".venv-engine" / "bin" / "vllm")
     if not os.access(program, os.X_OK):
-        pytest.fail(f"no vLLM at {program}: run 'make setup', set AUTOTUNER_TEST_ENGINE, or deselect with -m 'not real'")
+        pytest.fail(
+            f"no vLLM at {program}: run 'make setup', set AUTOTUNER_TEST_ENGINE, or deselect with -m 'not real'"
+        )
     return [str(program), "serve"]
 
 
