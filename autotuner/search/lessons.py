@@ -7,7 +7,7 @@ something about the configuration is told as *complete*, with a finite value and
 end of the trial                          value                              constraint amounts
 ========================================  =================================  =======================================
 measured                                  the objective                      as judged, at most ``AMOUNT_CAP``
-refused before any launch, rule broken    the worst value so far (or 0)      as given, else ``FAILURE_AMOUNT``
+refused before any launch, rule broken    the worst value so far (or 0)      as given, at most ``FAILURE_AMOUNT``
 out of memory, crash, hang, garbage       the worst value so far (or 0)      as given, else ``FAILURE_AMOUNT``
 void, cancelled, preempted, host's fault  none: told as failed, so that      none
                                           the sampler learns nothing
@@ -31,9 +31,9 @@ from autotuner.core.trial import OutcomeClass
 __all__ = ["AMOUNT_CAP", "FAILURE_AMOUNT", "Lesson", "attributes", "constraint_names", "lesson", "rejected"]
 
 AMOUNT_CAP = 2.0
-"""Largest amount told; a relative excess beyond it teaches nothing more and distorts a model's scale."""
-FAILURE_AMOUNT = 2.0
-"""Amount of a point about which only the failure is known."""
+"""Largest amount told of a measured point; a relative excess beyond it teaches nothing more and distorts a model's scale."""
+FAILURE_AMOUNT = 3.0
+"""Amount of a point about which only the failure is known: larger than any near miss."""
 _OTHER = "other"
 _UNTOLD = frozenset(
     {OutcomeClass.VOID, OutcomeClass.CANCELLED, OutcomeClass.PREEMPTED, OutcomeClass.INFRASTRUCTURE},
@@ -57,9 +57,9 @@ def lesson(result: Tell, names: Sequence[str], values: Iterable[float]) -> Lesso
     """Return what is told about *result*; *values* are the objectives measured so far."""
     if result.outcome is not None and result.outcome.outcome in _UNTOLD:
         return Lesson(value=None, constraints={})
-    amounts = _spread(result.constraints, names)
     if result.value is not None and math.isfinite(result.value):
-        return Lesson(value=result.value, constraints=amounts)
+        return Lesson(value=result.value, constraints=_spread(result.constraints, names, AMOUNT_CAP))
+    amounts = _spread(result.constraints, names, FAILURE_AMOUNT)
     if all(amount <= 0 for amount in amounts.values()):
         amounts[_OTHER] = FAILURE_AMOUNT
     return Lesson(value=min(values, default=0.0), constraints=amounts)
@@ -67,15 +67,15 @@ def lesson(result: Tell, names: Sequence[str], values: Iterable[float]) -> Lesso
 
 def rejected(violations: Mapping[str, float], names: Sequence[str], values: Iterable[float]) -> Lesson:
     """Return what is told about a point that breaks rules of the space."""
-    return Lesson(value=min(values, default=0.0), constraints=_spread(tuple(violations.items()), names))
+    return Lesson(value=min(values, default=0.0), constraints=_spread(violations.items(), names, FAILURE_AMOUNT))
 
 
-def _spread(constraints: Iterable[tuple[str, float]], names: Sequence[str]) -> dict[str, float]:
+def _spread(constraints: Iterable[tuple[str, float]], names: Sequence[str], cap: float) -> dict[str, float]:
     amounts = dict.fromkeys(names, 0.0)
     seen: set[str] = set()
     for name, amount in constraints:
         key = name if name in amounts else _OTHER
-        capped = AMOUNT_CAP if math.isnan(amount) else min(max(amount, -1.0), AMOUNT_CAP)
+        capped = cap if math.isnan(amount) else min(max(amount, -1.0), cap)
         amounts[key] = max(amounts[key], capped) if key in seen else capped
         seen.add(key)
     return amounts

@@ -43,7 +43,7 @@ _ASKS = 12
 _TRIES = 64
 _ENUMERABLE = 2_000
 _GRID_LEVELS = 5
-_ID, _CONFIG, _SOURCE, _KEY = "autotuner_trial_id", "autotuner_config", "source", "autotuner_key"
+_ID, _CONFIG, _SOURCE = "autotuner_trial_id", "autotuner_config", "source"
 
 _log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class OptunaSampler:
             )
             with self._optuna.storage_errors("read the trials"):
                 for trial in study.get_trials(deepcopy=False):
-                    memory.add(_loaded(trial))
+                    memory.add(_loaded(trial, memory.flat))
             self._memories[study_id] = memory
 
     def propose(self, request: Propose) -> PointProposed | NothingProposed:
@@ -275,7 +275,7 @@ class OptunaSampler:
         return [
             self._optuna.Observation(params=e.params, value=e.value, constraints=e.constraints)
             for e in memory.entries.values()
-            if (e.told or not e.finished) and e.params.keys() == memory.space.keys()
+            if e.told or not e.finished
         ]
 
     # --- recording
@@ -309,7 +309,7 @@ class OptunaSampler:
         if lesson is not None:
             entry.value, entry.constraints = lesson.value, lesson.constraints
             entry.finished, entry.told = True, lesson.value is not None
-        attrs: dict[str, str | float] = {_CONFIG: json.dumps(config, sort_keys=True), _SOURCE: source, _KEY: entry.key}
+        attrs: dict[str, str | float] = {_CONFIG: json.dumps(config, sort_keys=True), _SOURCE: source}
         if trial_id is not None:
             attrs[_ID] = trial_id
         with self._optuna.storage_errors("record a trial"):
@@ -376,22 +376,22 @@ def _elsewhere(
     return _fresh(memory, tries(), frame, known, "random")
 
 
-def _loaded(trial: FrozenTrial) -> _Entry:
-    """Return the entry of a stored trial."""
+def _loaded(trial: FrozenTrial, flat: FlatSpace) -> _Entry:
+    """Return the entry of a stored trial; one that was not ours (added by hand) is kept out of the history."""
     attrs = trial.user_attrs
-    finished = trial.state.is_finished()
-    told = finished and trial.values is not None
-    trial_id = attrs.get(_ID)
+    ours, finished = _CONFIG in attrs, trial.state.is_finished()
+    told = ours and finished and trial.values is not None
+    config: dict[str, Value] = json.loads(attrs.get(_CONFIG, "{}"))
     return _Entry(
         number=trial.number,
-        trial_id=None if trial_id is None else int(trial_id),
-        config=json.loads(attrs.get(_CONFIG, "{}")),
+        trial_id=int(attrs[_ID]) if _ID in attrs else None,
+        config=config,
         source=str(attrs.get(_SOURCE, "")),
-        key=str(attrs.get(_KEY, "")),
-        params=dict(trial.params),
+        key=flat.key(config),
+        params=flat.flatten(config),
         value=trial.value if told else None,
         constraints=dict(trial.constraints) if told else {},
-        finished=finished,
+        finished=finished or not ours,
         told=told,
         measured="autotuner_measured" in attrs,
     )

@@ -199,6 +199,21 @@ def test_a_point_that_cannot_be_repaired_is_told_with_its_amount(sampler: Optuna
     assert all(trial.state is TrialState.COMPLETE for trial in trials)
 
 
+def test_a_trial_added_by_hand_does_no_harm(url: str) -> None:
+    storage = optuna.storages.RDBStorage(url)
+    optuna.create_study(study_name=STUDY, storage=storage, direction="maximize").add_trial(
+        optuna.trial.create_trial(value=1.0)
+    )
+    storage.remove_session()
+    storage.engine.dispose()
+    sampler = OptunaSampler(url)
+    sampler.open(STUDY, tiny_spec())
+    for trial_id in range(1, 7):
+        sampler.tell(measured(trial_id, _config(sampler, trial_id), 1.0))
+    sampler.close()
+    assert [trial.number for trial in _trials(url)] == list(range(7))
+
+
 def test_tpe_learns_from_failures(sampler: OptunaSampler) -> None:
     """Three quarters of the range run out of memory; after a while it is proposed less often than by chance."""
     space = Space(parameters=(Parameter(name="x", kind=ParameterKind.FLOAT, low=0.0, high=1.0),))
