@@ -194,12 +194,24 @@ def export(result: StudyResult, form: ExportFormat, executable: str = "vllm") ->
 
 
 def labelled(result: StudyResult, form: ExportFormat) -> str:
-    """Return the configuration of a simulated result for reading only: no line of it can be used as it is."""
+    """Return what may be shown or written for *result* in any case, safe by its form.
+
+    A real configuration that keeps its budget comes as ``export`` returns it.  A simulated one, or one that breaks the
+    budget, comes for reading only: every line begins with a label, so that no line of it can be used as it is.
+
+    Raises:
+        Refused: The study names no configuration.
+    """
     if result.winner is None:
         raise Refused("the study found no configuration to show")
-    body = _body(result, form, "vllm")
-    lines = ["these figures come from a simulated engine; do not deploy", *body.rstrip("\n").split("\n")]
-    return "".join(f"SIMULATED| {line}\n" for line in lines)
+    if is_simulated(result.spec):
+        label, why = "SIMULATED", "these figures come from a simulated engine; do not deploy"
+    elif result.verdict.kind is VerdictKind.INFEASIBLE:
+        label, why = "OVER BUDGET", "the closest configuration breaks the latency budget; do not deploy"
+    else:
+        return export(result, form)
+    lines = [why, *_body(result, form, "vllm").rstrip("\n").split("\n")]
+    return "".join(f"{label}| {line}\n" for line in lines)
 
 
 _HINTS = {

@@ -163,6 +163,13 @@ def test_nothing_or_a_point_over_its_limits_is_not_exported() -> None:
         labelled(unmeasured_result(), ExportFormat.ARGV)
 
 
+@pytest.mark.parametrize("form", list(ExportFormat))
+def test_what_is_written_in_any_case(form: ExportFormat) -> None:
+    assert labelled(study_result(), form) == export(study_result(), form)
+    over = labelled(infeasible_result(), form)
+    assert all(line.startswith("OVER BUDGET| ") for line in over.splitlines())
+
+
 def test_keeping_the_baseline_exports_the_baseline() -> None:
     result = study_result()
     verdict = replace(result.verdict, kind=VerdictKind.NO_DIFFERENCE)
