@@ -141,7 +141,11 @@ def test_json_text_and_dotted_parts_are_merged() -> None:
 
 @pytest.mark.parametrize("method", ["none", "off", ""])
 def test_no_speculation_leaves_no_trace(method: str) -> None:
-    config: Config = {"speculative_config.method": method, "speculative_config.num_speculative_tokens": 3, "max_num_seqs": 8}
+    config: Config = {
+        "speculative_config.method": method,
+        "speculative_config.num_speculative_tokens": 3,
+        "max_num_seqs": 8,
+    }
     assert document(plan_launch(request(config))) == {"max-num-seqs": 8}
 
 
