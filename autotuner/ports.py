@@ -60,3 +60,7 @@ class Sampler(Protocol):
     def tell(self, result: Tell) -> None:
         """Record the end of a trial; telling the same trial again changes nothing."""
         ...
+
+    def abandon(self, study_id: str, trial_ids: Iterable[int]) -> None:
+        """Close proposed trials about which nothing was learned; those that were told or never proposed are skipped."""
+        ...

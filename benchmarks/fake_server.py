@@ -14,7 +14,9 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import re
+import sys
 import time
 from dataclasses import dataclass, field
 
@@ -136,8 +138,6 @@ async def serve(first: float, interval: float) -> None:
     print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
     reader = asyncio.StreamReader()
     with contextlib.suppress(NotImplementedError):
-        import sys
-
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     await reader.read()
     server.close()
@@ -149,6 +149,9 @@ def main() -> None:
     parser.add_argument("--first", type=float, default=0.05, help="seconds to the first token")
     parser.add_argument("--interval", type=float, default=0.01, help="seconds between tokens")
     options = parser.parse_args()
+    # Its record is the truth that clients are compared with: where it is allowed, it does not wait for its turn.
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
     asyncio.run(serve(options.first, options.interval))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import fmean
+from statistics import fmean, median
 
 from autotuner.core.events import StopReason, TrialCreated
 from autotuner.core.lifecycle import TrialState
@@ -37,6 +37,8 @@ __all__ = [
 CRASH_AMOUNT = 3.0
 """Constraint amount of a point that never gave a number: larger than any near miss."""
 MAX_OOM_PROBABILITY = 0.05
+SHORT_RACE = 3
+"""Pairs of a race for which exploration leaves time at least."""
 MAX_SUBSTITUTES = 2
 """Further points that may take the place of finalists that fail or break the budget when measured again."""
 
@@ -107,15 +109,15 @@ def _launch_seconds(study: Study) -> float:
         and not t.outcome.launch.reused
         and t.outcome.launch.ready_seconds is not None
     ]
-    return _mean(seen, 60.0)
+    return median(seen[-3:]) if seen else 60.0  # the first starts fill the caches
 
 
 def _race_seconds(study: Study, worker: Worker) -> float:
-    """Estimate the time that the race will need."""
+    """Estimate the time that a race needs, a short one: exploring may cost it its last pairs, not itself."""
     search = study.spec.search
-    members = 1 + search.finalists
-    launches = members if worker.resident_engines >= members else search.race_pairs * (members - 1) + 1
-    return launches * _launch_seconds(study) + search.race_pairs * members * _segment_seconds(study)
+    pairs, members = min(search.race_pairs, SHORT_RACE), 1 + search.finalists
+    launches = members if worker.resident_engines >= members else pairs * (members - 1) + 1
+    return launches * _launch_seconds(study) + pairs * members * _segment_seconds(study)
 
 
 def _fits(study: Study, elapsed: float, seconds: float) -> bool:
@@ -153,7 +155,8 @@ def _exploring(study: Study, worker: Worker, elapsed: float) -> bool:
     if len(study.of_kind(TrialKind.EXPLORE)) >= 4 * study.spec.effort.trials:
         return False
     new_launch = 0.0 if _open_group(study, worker) is not None else _launch_seconds(study)
-    return _fits(study, elapsed, new_launch + _segment_seconds(study) + _race_seconds(study, worker))
+    race = _race_seconds(study, worker) if study.of_kind(TrialKind.EXPLORE) else 0.0
+    return _fits(study, elapsed, new_launch + _segment_seconds(study) + race)
 
 
 def _open_group(study: Study, worker: Worker) -> Trial | None:

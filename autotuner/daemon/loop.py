@@ -49,7 +49,7 @@ class Controller:
         self._sessions: dict[str, str] = {}
         self._introduced: dict[str, w.WorkerInfo] = {}
         self._replaced: set[str] = set()
-        self._in_flight: set[Command] = set()
+        self._in_flight: set[tuple[str, str, int]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="effects")
         self._changed = asyncio.Event()
@@ -122,8 +122,9 @@ class Controller:
             self.fail(error)
             raise
         for command in commands:
-            if command not in self._in_flight:
-                self._in_flight.add(command)
+            key = _identity(command)
+            if key not in self._in_flight:
+                self._in_flight.add(key)
                 task = asyncio.get_running_loop().create_task(self._carry_out(command))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -150,7 +151,7 @@ class Controller:
             log.exception("%s failed", type(command).__name__)
             self.fail(error)
             return
-        self._in_flight.discard(command)
+        self._in_flight.discard(_identity(command))
         self.post(event)
 
     async def _effect(self, command: Command) -> ev.Event:
@@ -164,6 +165,9 @@ class Controller:
                 return ev.TrialTold(study_id=command.study_id, trial_id=command.trial_id)
             case Publish():
                 result = self.machine.result(command.study_id, self._clock.utc())
+                trials = self.machine.studies[command.study_id].trials.values()
+                unknown = [t.trial_id for t in trials if not t.live and not t.told]
+                await self._in_thread(self._sampler.abandon, command.study_id, unknown)
                 await self._in_thread(self._publish, result)
                 return ev.StudyEnded(study_id=command.study_id)
 
@@ -243,3 +247,8 @@ class Controller:
             raise StaleLease(f"another process took the place of worker {worker_id}; end this one")
         if self._sessions.get(worker_id) != session_id:
             raise SessionUnknown(f"worker {worker_id} has no session {session_id!r} here: register first")
+
+
+def _identity(command: Command) -> tuple[str, str, int]:
+    """Return what makes two commands the same one: the machine names it until it is done."""
+    return type(command).__name__, command.study_id, getattr(command, "trial_id", 0)

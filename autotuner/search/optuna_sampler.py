@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from autotuner.core.commands import Propose, Tell
 from autotuner.core.events import NothingProposed, PointProposed
-from autotuner.core.space import Value
+from autotuner.core.space import config_key, Value
 from autotuner.core.study import StudySpec
 from autotuner.errors import InputError, InternalError, Problem
 from autotuner.search import lessons
@@ -218,10 +218,9 @@ class OptunaSampler:
     def _choose(self, memory: _Memory, trial_id: int, frame: Frame) -> tuple[dict[str, Value], str] | None:
         """Return the next configuration and its source, or ``None`` when there is none."""
         known = memory.known()
-        if not frame.in_launch:
-            seed = _next_seed(memory, known)
-            if seed is not None:
-                return seed
+        seed = _next_seed(memory, known, frame)
+        if seed is not None:
+            return seed
         rng = random.Random(f"{memory.spec.search.seed}:{trial_id}")
         if not memory.flat.free(frame):
             return _fresh(memory, iter([memory.flat.pinned(frame)]), frame, known, memory.spec.search.sampler)
@@ -325,9 +324,16 @@ def _mark(measured: bool) -> dict[str, str | float]:
     return {"autotuner_measured": "yes"} if measured else {}
 
 
-def _next_seed(memory: _Memory, known: set[str]) -> tuple[dict[str, Value], str] | None:
-    """Return the first seed that was not proposed, lies in the space and is new."""
+def _next_seed(memory: _Memory, known: set[str], frame: Frame) -> tuple[dict[str, Value], str] | None:
+    """Return the next seed that was not proposed, lies in the space and is new.
+
+    Inside a launch only a seed with the launch's cold part will do.  For a launch of its own a seed comes first whose
+    cold part was not launched yet: the others can be hot points of a launch that there is anyway.
+    """
+    space = memory.flat.space
     used = {entry.source for entry in memory.entries.values()}
+    launched = {config_key(space.cold_part(entry.config)) for entry in memory.entries.values()}
+    waiting: list[tuple[dict[str, Value], str]] = []
     for index, seed in enumerate(memory.spec.seeds):
         source = f"seed:{index + 1}"
         config = memory.flat.active(seed)
@@ -337,8 +343,15 @@ def _next_seed(memory: _Memory, known: set[str]) -> tuple[dict[str, Value], str]
         if problem:
             _log.info("seed %d is skipped: %s", index + 1, problem)
             continue
-        return config, source
-    return None
+        cold = config_key(space.cold_part(config))
+        if frame.in_launch:
+            if cold == config_key(frame.fixed) and memory.flat.within_caps(memory.flat.flatten(config), frame):
+                return config, source
+        elif cold not in launched:
+            return config, source
+        else:
+            waiting.append((config, source))
+    return waiting[0] if waiting else None
 
 
 def _fresh(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from autotuner.core.commands import Propose, Tell
@@ -26,6 +26,7 @@ class FakeSampler:
     """Implements ``Sampler``: seeds first, then the grid with three levels per parameter."""
 
     studies: dict[str, _Study] = field(default_factory=dict)
+    abandoned: set[tuple[str, int]] = field(default_factory=set)
 
     def open(self, study_id: str, spec: StudySpec) -> None:
         """Create or keep the study's memory."""
@@ -47,6 +48,12 @@ class FakeSampler:
     def tell(self, result: Tell) -> None:
         """Keep the first thing told about a trial."""
         self.studies[result.study_id].told.setdefault(result.trial_id, result)
+
+    def abandon(self, study_id: str, trial_ids: Iterable[int]) -> None:
+        """Keep the trials in mind: their points stay taken."""
+        self.abandoned |= {(study_id, trial_id) for trial_id in trial_ids} - {
+            (study_id, known) for known in self.studies[study_id].told
+        }
 
     def told(self, study_id: str) -> dict[int, Tell]:
         """Return what was told, by trial."""

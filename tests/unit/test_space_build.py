@@ -67,7 +67,7 @@ def test_quickstart_runs_on_a_gpu_as_well() -> None:
 
     spec = build_spec(load_study(STUDIES / "quickstart.yaml"), cuda_description(small_model), H200)
 
-    assert spec.space.fixed == {"max_model_len": 1024, "kv_cache_memory_bytes": 536_870_912}
+    assert spec.space.fixed == {"enforce_eager": True, "max_model_len": 1024, "kv_cache_memory_bytes": 536_870_912}
 
 
 def test_deepseek_uses_what_the_model_has() -> None:

@@ -214,7 +214,9 @@ class _Conductor:
         else:
             assert self._warmup_end is not None and self._end is not None
             warmup_end, end = self._warmup_end - origin, self._end - origin
-        meta = replace(records.meta, warmup_end=warmup_end, end_time=end, steady=self._steady)
+        # The zero of the file's times on the host's monotonic clock, to compare with other records of that host.
+        labels = {"monotonic_origin": repr(origin)}
+        meta = replace(records.meta, warmup_end=warmup_end, end_time=end, steady=self._steady, labels=labels)
         return replace(records, meta=meta), messages
 
 

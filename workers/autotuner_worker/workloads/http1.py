@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import cast
 from urllib.parse import urlsplit
 
 from autotuner_worker.workloads.sse import Answer
@@ -107,8 +108,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
 
     def start(self, call: Call, request: bytes) -> asyncio.Future[None]:
         """Send *request*; the future is done when the answer is over, however it ended."""
