@@ -1,5 +1,6 @@
-"""``autotuner``: the command line.  Exit codes: 0 done, 2 bad input, 3 this machine cannot, 4 refused, 70 a defect of
-this program, 130 stopped by the user.
+"""``autotuner``: the command line.
+
+Exit codes: 0 done, 2 bad input, 3 this machine cannot, 4 refused, 70 a defect of this program, 130 stopped by the user.
 
 Heavy modules are imported inside the commands, so that help and errors come at once.
 """
@@ -27,7 +28,9 @@ def _engine_options(command: Any) -> Any:
     """Add the options that say which engine and model are meant."""
     for option in (
         click.option("--model", help="Path or hub name of the model, instead of the study's."),
-        click.option("--engine", "kind", type=click.Choice(["vllm", "simulated"]), help="Instead of the study's engine."),
+        click.option(
+            "--engine", "kind", type=click.Choice(["vllm", "simulated"]), help="Instead of the study's engine."
+        ),
         click.option("--engine-command", help="How to start vLLM, such as '/opt/vllm/bin/vllm serve'."),
     ):
         command = option(command)

@@ -39,9 +39,11 @@ async def explain(request: TuneRequest) -> list[str]:
     engine = f"{host.engine.kind} {host.engine.version} on {host.engine.platform}"
     lines = [f"{request.study}: valid for {engine}; {len(built.spec.seeds)} seeds", ""]
     width = max((len(item.name) for item in built.explanations), default=0)
-    for item in sorted(built.explanations, key=lambda item: (not item.searched, item.name)):
-        lines.append(f"  {'search' if item.searched else '   -  '}  {item.name:<{width}}  {item.reason}")
-    return lines + ["", *(f"note: {note}" for note in built.notes)] if built.notes else lines
+    lines += [
+        f"  {'search' if item.searched else '   -  '}  {item.name:<{width}}  {item.reason}"
+        for item in sorted(built.explanations, key=lambda item: (not item.searched, item.name))
+    ]
+    return [*lines, "", *(f"note: {note}" for note in built.notes)] if built.notes else lines
 
 
 async def write_study(path: Path, model: str | None, kind: str, command: Sequence[str], force: bool) -> None:

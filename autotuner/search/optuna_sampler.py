@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from autotuner.core.commands import Propose, Tell
 from autotuner.core.events import NothingProposed, PointProposed
-from autotuner.core.space import config_key, Value
+from autotuner.core.space import Value, config_key
 from autotuner.core.study import StudySpec
 from autotuner.errors import InputError, InternalError, Problem
 from autotuner.search import lessons

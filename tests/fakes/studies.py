@@ -39,9 +39,7 @@ SPACE = Space(
     parameters=(
         Parameter(name="block_size", kind=ParameterKind.CHOICE, choices=(16, 32, 64)),
         Parameter(name="max_num_seqs", kind=ParameterKind.INT, low=1, high=128, log=True, lever=Lever.HOT),
-        Parameter(
-            name="max_num_batched_tokens", kind=ParameterKind.INT, low=64, high=4096, log=True, lever=Lever.HOT
-        ),
+        Parameter(name="max_num_batched_tokens", kind=ParameterKind.INT, low=64, high=4096, log=True, lever=Lever.HOT),
     ),
     fixed={"max_model_len": 1024},
     rules=(

@@ -38,7 +38,7 @@ class World:
         self.journal: list[tuple[float, ev.Event]] = []
         self.tells: dict[tuple[str, int], Tell] = {}
         self.results: dict[str, StudyResult] = {}
-        self._random = random.Random(seed)  # noqa: S311 - test data
+        self._random = random.Random(seed)
         self.post(ev.ControllerStarted(epoch=1))
 
     def post(self, event: ev.Event | None) -> list[Command]:
@@ -86,9 +86,7 @@ class World:
                 assert parameter.low is not None and parameter.high is not None
                 point[parameter.name] = parameter.clip(self._random.uniform(parameter.low, parameter.high))
         point.update(command.fixed)
-        return ev.PointProposed(
-            study_id=command.study_id, trial_id=command.trial_id, config=point, source="random"
-        )
+        return ev.PointProposed(study_id=command.study_id, trial_id=command.trial_id, config=point, source="random")
 
     def assignment(self, worker_id: str = "w") -> Assignment | None:
         """Return what a worker should work on."""

@@ -255,14 +255,17 @@ def test_a_hopeless_point_is_refused_without_a_launch() -> None:
     world.submit(studies.spec())
     world.worker()
     world.effects()
-    for _ in range(3):
+    for _ in range(2):
         world.step()
-    proposing = next(t for t in world.machine.studies["s"].trials.values() if t.kind is TrialKind.EXPLORE)
-    if proposing.state is TrialState.PROPOSING:
-        bad = {"block_size": 16, "max_num_seqs": 100, "max_num_batched_tokens": 64}
-        world.post(ev.PointProposed(study_id="s", trial_id=proposing.trial_id, config=bad, source="planted"))
-        assert proposing.state is TrialState.REFUSED
-        assert proposing.attempt == 0
+    last_baseline = world.assignment()
+    assert last_baseline is not None
+    world.post(ev.TrialCompleted(outcome=on_surface(last_baseline)))
+    bad = {"block_size": 16, "max_num_seqs": 100, "max_num_batched_tokens": 64}
+    world.post(ev.PointProposed(study_id="s", trial_id=4, config=bad, source="planted"))
+    refused = world.machine.studies["s"].trials[4]
+    assert (refused.state, refused.attempt) == (TrialState.REFUSED, 0)
+    world.effects()
+    assert world.tells["s", 4].constraints[0][0] == "max_num_batched_tokens must be at least max_num_seqs"
     world.run()
     assert world.results["s"].complete
 

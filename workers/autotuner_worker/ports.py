@@ -152,7 +152,9 @@ class EngineAdapter(Protocol):
         """Return what ``start`` would do. Pure: same arguments, same plan."""
         ...
 
-    async def start(self, plan: LaunchPlan, paths: PlanPaths, launch_id: str, timeout: float, progress: ProgressSink) -> Engine:
+    async def start(
+        self, plan: LaunchPlan, paths: PlanPaths, launch_id: str, timeout: float, progress: ProgressSink
+    ) -> Engine:
         """Carry out *plan* and wait for the first real answer; raise ``EngineDeath`` when it does not come."""
         ...
 

@@ -431,8 +431,8 @@ class Runner:
             if engine.state is not EngineState.STOPPING:
                 commands.append(StopEngine(key=engine.key))
         if self.assignment is not None:
-            engine = self.engines.get(self._wanted(self.assignment)[0])
-            commands += self._finish(self._outcome(kind, engine, now, message=why))
+            mine = self.engines.get(self._wanted(self.assignment)[0])
+            commands += self._finish(self._outcome(kind, mine, now, message=why))
         for engine in self.engines.values():
             engine.state = EngineState.STOPPING
         if self._leaving and not self.engines:
