@@ -62,7 +62,7 @@ class Layout:
         self.engine = Path(chosen).expanduser().absolute() if chosen else root / ".venv-engine"
         self.engine_lock = root / "requirements" / ("engine-cuda.lock" if has_gpu else "engine-cpu.lock")
         self.tuner_lock = root / "requirements" / "dev.lock"
-        self.model_maker = root / "scripts" / "make_model.py"
+        self.model_maker = root / "workers" / "autotuner_worker" / "in_engine" / "make_model.py"
         self.model = root / ".cache" / "models" / "tiny-llama"
         self.work = root / ".cache" / "setup"
         self.torch_index = environ.get("AUTOTUNER_TORCH_INDEX", "")

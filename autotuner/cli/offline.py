@@ -13,7 +13,7 @@ from autotuner.core.lifecycle import TrialState
 from autotuner.core.machine import Machine
 from autotuner.core.results import StudyResult
 from autotuner.core.state import Study, Trial
-from autotuner.daemon.embedded import TuneRequest, load_request, prepare_worker
+from autotuner.daemon.embedded import TuneRequest, load_request, prepare_worker, with_model
 from autotuner.daemon.publish import publish
 from autotuner.daemon.workerprocess import describe_host
 from autotuner.errors import EnvironmentFault, InputError, Problem
@@ -32,8 +32,9 @@ __all__ = ["explain", "exported", "rejudge", "told", "write_study"]
 
 async def explain(request: TuneRequest) -> list[str]:
     """Check a study against the engine; return what its space is, a line per parameter."""
-    study = load_request(request)
+    notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="autotuner-") as folder:
+        study = await with_model(load_request(request), Path(folder), notes.append)
         host = await describe_host(prepare_worker(study, Path(folder), "unix:/none", 1), study.model)
     built = build_study(study, host.engine, host.hardware)
     engine = f"{host.engine.kind} {host.engine.version} on {host.engine.platform}"
@@ -43,7 +44,7 @@ async def explain(request: TuneRequest) -> list[str]:
         f"  {'search' if item.searched else '   -  '}  {item.name:<{width}}  {item.reason}"
         for item in sorted(built.explanations, key=lambda item: (not item.searched, item.name))
     ]
-    return [*lines, "", *(f"note: {note}" for note in built.notes)] if built.notes else lines
+    return [*lines, "", *(f"note: {note}" for note in (*notes, *built.notes))] if notes or built.notes else lines
 
 
 async def write_study(path: Path, model: str | None, kind: str, command: Sequence[str], force: bool) -> None:

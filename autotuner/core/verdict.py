@@ -15,7 +15,7 @@ from autotuner.core import statistics
 from autotuner.core.lifecycle import StudyState, TrialState
 from autotuner.core.policy import candidates, pairs_wanted, race_values
 from autotuner.core.results import StudyResult, Summary, TrialRecord, Verdict, VerdictKind
-from autotuner.core.space import config_key
+from autotuner.core.space import Config, config_key
 from autotuner.core.state import Study, Trial
 from autotuner.core.trial import Interval, OutcomeClass, TrialKind
 
@@ -231,6 +231,28 @@ def records(study: Study) -> tuple[TrialRecord, ...]:
     return tuple(found)
 
 
+_CHANGES_ANSWERS = {
+    "speculative_config.method": ("none", ""),
+    "quantization": ("none", ""),
+    "kv_cache_dtype": ("auto",),
+    "dtype": ("auto",),
+}
+"""Flags that may change what the model answers → their values that do not."""
+
+
+def _unproven_answers(study: Study, config: Config) -> str:
+    """Return what to say about a winner whose answers may differ from the baseline's; empty when none can."""
+    base = study.baseline_config()
+    changed = [
+        name
+        for name, same in _CHANGES_ANSWERS.items()
+        if name in config and config[name] not in same and config[name] != base.get(name)
+    ]
+    if not changed:
+        return ""
+    return f"the winner changes {', '.join(changed)}: its answers were not compared with the baseline's"
+
+
 def _notes(study: Study) -> tuple[str, ...]:
     notes: list[str] = []
     ignored: dict[str, None] = {}
@@ -281,5 +303,5 @@ def conclude(study: Study, now: float) -> StudyResult:
         ended_utc=now,
         complete=not study.stop_reason and study.state in (StudyState.PUBLISHING, StudyState.ENDED),
         stopped=study.stop_reason,
-        notes=_notes(study),
+        notes=tuple(filter(None, (_unproven_answers(study, chosen[0].config or {}) if chosen else "", *_notes(study)))),
     )

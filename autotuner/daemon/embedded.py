@@ -21,7 +21,7 @@ from autotuner.core.workers import HostReport
 from autotuner.daemon.clock import SystemClock
 from autotuner.daemon.loop import Controller
 from autotuner.daemon.publish import publish
-from autotuner.daemon.workerprocess import WorkerProcess, describe_host, write_worker_config
+from autotuner.daemon.workerprocess import WorkerProcess, describe_host, make_small_model, write_worker_config
 from autotuner.errors import EnvironmentFault, InputError, Problem
 from autotuner.rpc.server import RpcServer
 from autotuner.rpc.worker_service import WorkerService
@@ -31,7 +31,7 @@ from autotuner.settings.loader import load_study
 from autotuner.settings.study_file import AUTO, StudyFile
 from autotuner.storage.journal_sql import SqlJournal
 
-__all__ = ["Running", "TuneRequest", "cache_folder", "load_request", "prepare_worker", "tune"]
+__all__ = ["Running", "TuneRequest", "cache_folder", "load_request", "prepare_worker", "tune", "with_model"]
 
 WORKER_ID = "local"
 SIMULATED_MODEL = "simulated-8b"
@@ -94,21 +94,22 @@ def load_request(request: TuneRequest) -> StudyFile:
     if engine.kind == "vllm" and not engine.command:
         engine = engine.model_copy(update={"command": ("vllm", "serve")})
     model = request.model or study.model
-    if model == AUTO:
-        if engine.kind != "simulated":
-            raise InputError(
-                [
-                    Problem(
-                        field="model",
-                        value=AUTO,
-                        message="no model is named",
-                        remedy="give --model PATH_OR_NAME, or run 'make tune', which makes a small one",
-                    )
-                ],
-                str(request.study),
-            )
+    if model == AUTO and engine.kind == "simulated":
         model = SIMULATED_MODEL
     return study.model_copy(update={"engine": engine, "model": model})
+
+
+async def with_model(study: StudyFile, scratch: Path, notify: Notify) -> StudyFile:
+    """Return *study* with a model: where it names none, the small one, which is made once per machine."""
+    if study.model != AUTO:
+        return study
+    folder = cache_folder() / "models" / "tiny-llama"
+    if not (folder / "config.json").is_file():
+        notify(f"no model is named: making a small Llama with random weights in {folder}")
+        await make_small_model(prepare_worker(study, scratch, "unix:/none", 1), folder)
+    else:
+        notify(f"no model is named: using the small Llama with random weights in {folder}")
+    return study.model_copy(update={"model": str(folder)})
 
 
 def prepare_worker(study: StudyFile, out: Path, controller: str, resident: int) -> Path:
@@ -123,7 +124,7 @@ def prepare_worker(study: StudyFile, out: Path, controller: str, resident: int) 
             "engine_command": list(study.engine.command) if study.engine.kind == "vllm" else [],
             "engine_python": study.engine.python or None,
             "engine_env": dict(study.engine.env),
-            "model": study.model,
+            "model": study.model if study.model != AUTO else None,
             "out_dir": str(out),
             "state_dir": str(out / "worker"),
             "cache_dir": str(cache_folder()),
@@ -188,6 +189,7 @@ async def tune(request: TuneRequest, notify: Notify, tick: Tick) -> StudyResult:
     request = replace(request, out=request.out.absolute())
     study = load_request(request)
     _begin(request)
+    study = await with_model(study, request.out, notify)
     notify("asking the engine about itself")
     host = await describe_host(prepare_worker(study, request.out, "unix:/none", 1), study.model)
     built = build_study(study, host.engine, host.hardware)

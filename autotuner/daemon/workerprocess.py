@@ -19,7 +19,7 @@ from autotuner.core.workers import HostReport
 from autotuner.errors import AutotunerError, EngineUnavailable, EnvironmentFault, InputError, Problem
 from autotuner.wire.codec import Codec
 
-__all__ = ["WorkerProcess", "describe_host", "write_worker_config"]
+__all__ = ["WorkerProcess", "describe_host", "make_small_model", "write_worker_config"]
 
 _PROGRAM = (sys.executable, "-m", "autotuner_worker.agent.main")
 _LAST_LINES = 5
@@ -36,9 +36,19 @@ def write_worker_config(path: Path, settings: Mapping[str, Any]) -> None:
 
 async def describe_host(config: Path, model: str | None) -> HostReport:
     """Ask the worker's program about engine and host; raise ``EngineUnavailable`` with its own last words."""
-    argv = [*_PROGRAM, "describe", "--config", str(config), *(["--model", model] if model is not None else [])]
+    out = await _ask_worker("describe", "--config", str(config), *(["--model", model] if model is not None else []))
+    return Codec[HostReport](HostReport).loads(out)
+
+
+async def make_small_model(config: Path, folder: Path) -> None:
+    """Let the engine's environment make the small model in *folder*; raise ``EngineUnavailable`` when it cannot."""
+    await _ask_worker("model", "--config", str(config), "--out", str(folder))
+
+
+async def _ask_worker(*arguments: str) -> bytes:
+    """Run one of the worker program's short commands and return what it prints."""
     child = await asyncio.create_subprocess_exec(
-        *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True
+        *_PROGRAM, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True
     )
     try:
         out, err = await child.communicate()
@@ -50,7 +60,7 @@ async def describe_host(config: Path, model: str | None) -> HostReport:
         raise
     if child.returncode != 0:
         raise _failure(child.returncode or 1, err.decode(errors="replace"))
-    return Codec[HostReport](HostReport).loads(out)
+    return out
 
 
 def _failure(code: int, text: str) -> AutotunerError:

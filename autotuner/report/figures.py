@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from autotuner.core.budget import Limit
+from autotuner.core.lifecycle import TrialState
 from autotuner.core.results import StudyResult, Summary, TrialRecord, VerdictKind
 from autotuner.core.space import Config, Value
 from autotuner.core.study import Objective, StudySpec
@@ -62,6 +63,7 @@ _SHORT = {
     "pipeline_parallel_size": "pp",
     "data_parallel_size": "dp",
 }
+_ENDED = frozenset({TrialState.MEASURED.value, TrialState.FAILED.value})
 _USUAL = ("ttft_p95", "itl_p95", "e2e_p95")
 
 
@@ -99,7 +101,7 @@ def status(trial: TrialRecord) -> Status:
     """Return what *trial* says about its configuration."""
     if trial.refused:
         return Status.REFUSED
-    if trial.outcome is None:
+    if trial.outcome is None or trial.state not in _ENDED:
         return Status.UNFINISHED
     if trial.outcome.outcome in _NOTHING_KNOWN:
         return Status.VOID

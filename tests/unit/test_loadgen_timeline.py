@@ -136,3 +136,13 @@ def test_nothing_but_failures_end_the_load() -> None:
     assert judged(failing=3, failing_since=199.0, failed=3, ended=3) is None
     assert judged(failing=3, failing_since=197.0, failed=3, ended=9, ok=6) is None
     assert judged(failing=20, failing_since=197.0, failed=20, ended=30, ok=10) is OutcomeClass.CRASHED
+
+
+def test_the_server_s_own_words_are_the_evidence() -> None:
+    """So that a person sees at once what is wrong."""
+    timeline = Timeline(100.0, 2)
+    for shard in range(2):
+        timeline.add(shard, {**report(101.0, 0.0), **QUIET, "ended": 20, "garbage": 20, "message": "too long"})
+    fault = live_fault(timeline, 102.0, 60.0, Thresholds())
+    assert fault is not None
+    assert fault.evidence == ("too long",)

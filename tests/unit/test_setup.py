@@ -34,7 +34,9 @@ def layout(tmp_path: Path) -> setup.Layout:
         lock.parent.mkdir(exist_ok=True)
         lock.write_text(f"# {name}\nthing==1\n")
     (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts" / "make_model.py").write_text("print('model')\n")
+    maker = tmp_path / "workers" / "autotuner_worker" / "in_engine" / "make_model.py"
+    maker.parent.mkdir(parents=True)
+    maker.write_text("print('model')\n")
     (tmp_path / "pyproject.toml").write_text("")
     return setup.Layout(tmp_path, {}, has_gpu=False)
 

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from autotuner import __version__
 from autotuner.core.study import Hardware
@@ -31,13 +32,22 @@ from autotuner_worker.runner import Runner
 from autotuner_worker.spool import Spool
 from autotuner_worker.workloads.generator import HttpLoadGenerator
 
-__all__ = ["detect_hardware", "make_adapter", "report_host", "serve"]
+__all__ = ["detect_hardware", "make_adapter", "make_model", "report_host", "serve"]
 
 DISK_NEEDED = 256 * 1024 * 1024
 """Bytes that a worker wants free for logs, records and its spool."""
 LOCK_PATIENCE = 30.0
 """Seconds for an earlier life of this worker to finish its clean-up."""
 DEFAULT_VOCABULARY = 1000
+
+
+@runtime_checkable
+class ModelMaker(Protocol):
+    """An adapter whose engine's environment can make a small model."""
+
+    async def make_model(self, out: Path) -> None:
+        """Make the model in *out*, unless it is there."""
+        ...
 
 
 class _Monotonic:
@@ -49,7 +59,9 @@ class _Monotonic:
 def make_adapter(config: WorkerConfig) -> EngineAdapter:
     """Return the adapter for the configured engine."""
     make: Callable[..., EngineAdapter] = adapter_class(config.engine_kind)
-    extra = {"engine_python": config.engine_python} if config.engine_kind == "vllm" else {}
+    extra: dict[str, object] = {}
+    if config.engine_kind == "vllm":
+        extra = {"engine_python": config.engine_python, "description_dir": config.cache_dir / "descriptions"}
     return make(config.engine_command, resolve_env(config.engine_env), config.state_dir, **extra)
 
 
@@ -79,6 +91,13 @@ async def report_host(config: WorkerConfig, model: str | None) -> HostReport:
     config.state_dir.mkdir(parents=True, exist_ok=True)
     description = await make_adapter(config).describe(model)
     return HostReport(engine=description, hardware=detect_hardware(), memory_available=host_memory().available)
+
+
+async def make_model(config: WorkerConfig, out: Path) -> None:
+    """Make the small model in *out* with the engine's Python; raise ``EngineUnavailable`` when that fails."""
+    adapter = make_adapter(config)
+    if isinstance(adapter, ModelMaker):
+        await adapter.make_model(out)
 
 
 @contextlib.asynccontextmanager

@@ -18,7 +18,7 @@ from autotuner.errors import EngineUnavailable
 from autotuner_worker.engines.classify import Evidence, LogRecords, Stage, classify
 from autotuner_worker.engines.http import HttpEngine, LiveState
 from autotuner_worker.engines.http_launch import LaunchRequest, launch_engine, write_files
-from autotuner_worker.engines.vllm_describe import SCRIPT, DescriptionCache, cache_key
+from autotuner_worker.engines.vllm_describe import MODEL_MAKER, SCRIPT, DescriptionCache, cache_key
 from autotuner_worker.engines.vllm_effective import effective_values, ignored_flags
 from autotuner_worker.engines.vllm_install import (
     Install,
@@ -51,6 +51,7 @@ class VllmAdapter:
         engine_python: str | None = None,
         parent_env: Mapping[str, str] | None = None,
         cores: int | None = None,
+        description_dir: Path | None = None,
     ) -> None:
         """Look at the installation behind *engine_command*; nothing is started.
 
@@ -61,6 +62,7 @@ class VllmAdapter:
             engine_python: The engine's interpreter where the command does not show it (a wrapper's, for example).
             parent_env: Environment to filter and hand on; this process's by default.
             cores: Cores that the engine may use; those of this process by default.
+            description_dir: For kept descriptions; below *state_dir* by default.
         """
         if not engine_command:
             raise EngineUnavailable("the engine command is empty: give one such as 'vllm serve'")
@@ -71,7 +73,7 @@ class VllmAdapter:
         self._cores = cores if cores is not None else len(os.sched_getaffinity(0))
         search_path = self._env.get("PATH", self._parent_env.get("PATH"))
         self._install = inspect_install(engine_python or find_python(self._command, search_path))
-        self._cache = DescriptionCache(self._state_dir / "descriptions")
+        self._cache = DescriptionCache(description_dir or self._state_dir / "descriptions")
         self._description: EngineDescription | None = None
 
     @property
@@ -97,36 +99,57 @@ class VllmAdapter:
         self._description = found
         return found
 
+    async def make_model(self, out: Path) -> None:
+        """Make the small model in *out* with the engine's own Python; a no-op when it is there.
+
+        Raises ``EngineUnavailable`` when that fails.
+        """
+        if (out / "config.json").is_file():
+            return
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial = out.with_name(f"{out.name}.{uuid.uuid4().hex}")
+        try:
+            await self._run_script([str(MODEL_MAKER), "--out", str(partial)], partial / "config.json", "make a model")
+            partial.rename(out)
+        except OSError as error:
+            if not (out / "config.json").is_file():  # another process was quicker
+                raise EngineUnavailable(f"cannot put the small model into {out}: {error}") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
     async def _ask(self, model: str | None, out: Path) -> None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        arguments = [str(SCRIPT), str(out), *([model] if model is not None else [])]
+        await self._run_script(arguments, out, "describe itself", model)
+
+    async def _run_script(self, arguments: list[str], out: Path, task: str, model: str | None = None) -> None:
+        """Run a script of ours in the engine's interpreter; it must leave the file *out*."""
         if not self._install.python:
             raise EngineUnavailable(
                 f"cannot tell which interpreter runs '{self._command[0]}': check that the program exists and is on PATH, "
                 "or name the interpreter of the engine's environment"
             )
-        run_dir = self._state_dir / "describe" / uuid.uuid4().hex
-        out.parent.mkdir(parents=True, exist_ok=True)
+        run_dir = self._state_dir / "scripts" / uuid.uuid4().hex
         run_dir.mkdir(parents=True)
-        records, log_path = LogRecords(), run_dir / "describe.log"
-        argv = [self._install.python, str(SCRIPT), str(out), *([model] if model is not None else [])]
+        records, log_path = LogRecords(), run_dir / "script.log"
+        argv = [self._install.python, *arguments]
         paths = PlanPaths(run_dir=run_dir, log_path=log_path, cache_dir=run_dir)
         plan = plan_launch(
             self._request(model or "", {}, paths, 0, local=model is not None and is_path(model), plugin=False)
         )
         write_files(plan)
         log = BoundedLog(log_path)
-        process = await spawn(
-            argv, plan.env, run_dir, log, self._record("describe-" + run_dir.name), lines=records.feed
-        )
+        process = await spawn(argv, plan.env, run_dir, log, self._record("script-" + run_dir.name), lines=records.feed)
         try:
             status = await asyncio.wait_for(process.wait(), DESCRIBE_TIMEOUT)
         except TimeoutError:
             raise EngineUnavailable(
-                f"the engine did not describe itself within {DESCRIBE_TIMEOUT:g} s; see {log_path}"
+                f"the engine did not {task} within {DESCRIBE_TIMEOUT:g} s; see {log_path}"
             ) from None
         finally:
             await asyncio.shield(process.stop(0.0))
         if not out.is_file():
-            raise EngineUnavailable(f"{_why(status, records, log)}; see {log_path}")
+            raise EngineUnavailable(f"{_why(task, status, records, log)}; see {log_path}")
         shutil.rmtree(run_dir, ignore_errors=True)
 
     def plan(self, model: str, config: Config, paths: PlanPaths, port: int) -> LaunchPlan:
@@ -192,8 +215,8 @@ def _resolved(model: str) -> tuple[str, bool]:
     return str(folder), True
 
 
-def _why(status: ExitStatus, records: LogRecords, log: BoundedLog) -> str:
+def _why(task: str, status: ExitStatus, records: LogRecords, log: BoundedLog) -> str:
     code = -status.signal if status.signal is not None else status.code
     fault = classify(Evidence(stage=Stage.START, exit_code=code, records=records.all()))
     last = next((line for line in reversed(log.recent) if line.strip()), "")
-    return f"the engine cannot describe itself: {fault.message}" + (f" ({last.strip()[:200]})" if last else "")
+    return f"the engine cannot {task}: {fault.message}" + (f" ({last.strip()[:200]})" if last else "")

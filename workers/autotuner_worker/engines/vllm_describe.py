@@ -17,9 +17,10 @@ from autotuner.core.space import EngineDescription, EngineFlag, Value
 from autotuner_worker.engines.vllm_effective import static_no_ops
 from autotuner_worker.engines.vllm_install import Install
 
-__all__ = ["SCRIPT", "DescriptionCache", "cache_key", "parse_description"]
+__all__ = ["MODEL_MAKER", "SCRIPT", "DescriptionCache", "cache_key", "parse_description"]
 
 SCRIPT = Path(__file__).parent.parent / "in_engine" / "describe.py"
+MODEL_MAKER = SCRIPT.with_name("make_model.py")
 _KINDS = frozenset({"int", "float", "str", "bool", "json"})
 
 

@@ -74,6 +74,7 @@ class LoadClient:
         self._drained = False
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._failing_since = 0.0
+        self._message = ""
         self._longest_stall = 0.0
         self._schedule.request(job.shard)  # Draws the first block ahead of time.
 
@@ -199,6 +200,7 @@ class LoadClient:
             raise
         status, message = judge(call, planned, self._job.workload.ignore_eos)
         self._rows.add(planned, call, scheduled, ready, status, message)
+        self._message = message or self._message
         self._count(call, status)
         del self._running[planned.index]
         self._check_drained()
@@ -249,6 +251,7 @@ class LoadClient:
                 "running": len(self._running),
                 "waiting_since": waiting,
                 "failing_since": self._failing_since if self._counts["failing"] else 0.0,
+                "message": self._message,
                 **self._counts,
             }
         )

@@ -101,6 +101,10 @@ class Timeline:
         values = [value for shard in self._shards if (value := shard.latest.get(name, 0.0)) > 0.0]
         return min(values, default=0.0)
 
+    def messages(self) -> tuple[str, ...]:
+        """Return the different latest messages of requests that did not end well."""
+        return tuple(sorted({message for shard in self._shards if (message := shard.latest.get("message", ""))}))
+
     def waiting_since(self) -> float:
         """Return since when requests are in flight and no shard has seen a token, or 0.0 when none is in flight."""
         values = [shard.latest.get("waiting_since", 0.0) for shard in self._shards]

@@ -101,7 +101,8 @@ def main() -> None:
     make_tokenizer().save_pretrained(str(out))
     model = make_weights()
     model.save_pretrained(str(out))
-    print(f"{sum(parameter.numel() for parameter in model.parameters()) / 1e6:.1f} million parameters in {out}")
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    sys.stdout.write(f"{millions:.1f} million parameters in {out}\n")
 
 
 if __name__ == "__main__":
