@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autotuner.core.lifecycle import STUDY, TRIAL
 
@@ -21,7 +21,7 @@ What is not drawn is refused with `IllegalTransition` and changes nothing.
 """
 
 
-def diagram(title: str, table: Mapping[tuple[StrEnum, StrEnum], StrEnum]) -> str:
+def diagram(title: str, table: Mapping[tuple[Any, Any], StrEnum]) -> str:
     """Return one life cycle as a mermaid state diagram."""
     arrows = [f"    {source} --> {target}: {event}" for (source, event), target in table.items()]
     first = next(iter(table))[0]
