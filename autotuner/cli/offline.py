@@ -13,7 +13,7 @@ from autotuner.core.lifecycle import TrialState
 from autotuner.core.machine import Machine
 from autotuner.core.results import StudyResult
 from autotuner.core.state import Study, Trial
-from autotuner.daemon.embedded import TuneRequest, load_request, prepare_worker, with_model
+from autotuner.daemon.embedded import TuneRequest, ask_host, load_request, prepare_worker
 from autotuner.daemon.publish import publish
 from autotuner.daemon.workerprocess import describe_host
 from autotuner.errors import EnvironmentFault, InputError, Problem
@@ -33,9 +33,7 @@ __all__ = ["explain", "exported", "rejudge", "told", "write_study"]
 async def explain(request: TuneRequest) -> list[str]:
     """Check a study against the engine; return what its space is, a line per parameter."""
     notes: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="autotuner-") as folder:
-        study = await with_model(load_request(request), Path(folder), notes.append)
-        host = await describe_host(prepare_worker(study, Path(folder), "unix:/none", 1), study.model)
+    study, host = await ask_host(load_request(request), notes.append)
     built = build_study(study, host.engine, host.hardware)
     engine = f"{host.engine.kind} {host.engine.version} on {host.engine.platform}"
     lines = [f"{request.study}: valid for {engine}; {len(built.spec.seeds)} seeds", ""]

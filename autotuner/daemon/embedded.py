@@ -22,7 +22,7 @@ from autotuner.daemon.clock import SystemClock
 from autotuner.daemon.loop import Controller
 from autotuner.daemon.publish import publish
 from autotuner.daemon.workerprocess import WorkerProcess, describe_host, make_small_model, write_worker_config
-from autotuner.errors import EnvironmentFault, InputError, Problem
+from autotuner.errors import EnvironmentFault, InputError, Interrupted, Problem
 from autotuner.rpc.server import RpcServer
 from autotuner.rpc.worker_service import WorkerService
 from autotuner.search.optuna_sampler import OptunaSampler
@@ -30,8 +30,9 @@ from autotuner.settings.build import BuiltStudy, build_study
 from autotuner.settings.loader import load_study
 from autotuner.settings.study_file import AUTO, StudyFile
 from autotuner.storage.journal_sql import SqlJournal
+from autotuner.storage.lock import FileLock
 
-__all__ = ["Running", "TuneRequest", "cache_folder", "load_request", "prepare_worker", "tune", "with_model"]
+__all__ = ["Running", "TuneRequest", "ask_host", "cache_folder", "load_request", "prepare_worker", "tune"]
 
 WORKER_ID = "local"
 SIMULATED_MODEL = "simulated-8b"
@@ -39,10 +40,13 @@ LEASE_SECONDS = 600.0
 STOP_PATIENCE = 5.0
 """Seconds for a worker to answer a stop before it is ended."""
 MAX_WORKER_LIVES = 3
+_LOCK = "study.db.lock"
+"""The journal's lock: one tuner at a time works in a folder."""
 _ENGINE_BYTES = 3 * 1024**3
 """Memory that an engine takes beside weights and KV cache: interpreters, libraries, activations."""
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OWN_FILES = ("result.json", "report.html", "winner.sh", "winner.yaml", "winner.systemd.conf", "winner.kubernetes.yaml")
-_OWN_FOLDERS = ("records", "logs", "worker")
+_OWN_FOLDERS = ("records", "logs", "worker", "rejudged")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +103,8 @@ def load_request(request: TuneRequest) -> StudyFile:
     return study.model_copy(update={"engine": engine, "model": model})
 
 
-async def with_model(study: StudyFile, scratch: Path, notify: Notify) -> StudyFile:
-    """Return *study* with a model: where it names none, the small one, which is made once per machine."""
-    if study.model != AUTO:
-        return study
+async def _with_model(study: StudyFile, scratch: Path, notify: Notify) -> StudyFile:
+    """Return *study* with the small model, which is made once per machine."""
     folder = cache_folder() / "models" / "tiny-llama"
     if not (folder / "config.json").is_file():
         notify(f"no model is named: making a small Llama with random weights in {folder}")
@@ -112,9 +114,12 @@ async def with_model(study: StudyFile, scratch: Path, notify: Notify) -> StudyFi
     return study.model_copy(update={"model": str(folder)})
 
 
-def prepare_worker(study: StudyFile, out: Path, controller: str, resident: int) -> Path:
-    """Write the worker's configuration into *out* and return its path."""
-    path = out / "worker" / "worker.json"
+def prepare_worker(study: StudyFile, folder: Path, controller: str, resident: int, *, out: Path | None = None) -> Path:
+    """Write the worker's configuration into *folder*, where it also keeps its state, and return its path.
+
+    Results go to *out*, by default to *folder*.
+    """
+    path = folder / "worker.json"
     write_worker_config(
         path,
         {
@@ -125,13 +130,24 @@ def prepare_worker(study: StudyFile, out: Path, controller: str, resident: int) 
             "engine_python": study.engine.python or None,
             "engine_env": dict(study.engine.env),
             "model": study.model if study.model != AUTO else None,
-            "out_dir": str(out),
-            "state_dir": str(out / "worker"),
+            "out_dir": str(out or folder),
+            "state_dir": str(folder),
             "cache_dir": str(cache_folder()),
             "resident_engines": resident,
         },
     )
     return path
+
+
+async def ask_host(study: StudyFile, notify: Notify) -> tuple[StudyFile, HostReport]:
+    """Ask this machine and the engine about themselves; return *study* with a model, and the answer.
+
+    No trace is left outside the cache.
+    """
+    with _temporary_folder() as folder:
+        if study.model == AUTO:
+            study = await _with_model(study, folder, notify)
+        return study, await describe_host(prepare_worker(study, folder, "unix:/none", 1), study.model)
 
 
 def resident_engines(spec: StudySpec, host: HostReport) -> int:
@@ -149,19 +165,29 @@ def resident_engines(spec: StudySpec, host: HostReport) -> int:
     return max(1, min(1 + spec.search.finalists, int(host.memory_available * 0.8) // per_engine))
 
 
-def _begin(request: TuneRequest) -> None:
-    """Make the output folder usable; remove an earlier study when asked to."""
-    out = request.out
+def _begin(out: Path) -> None:
+    """Make the output folder, or see that nobody else works in it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if request.fresh:
-            SqlJournal(_url(out)).close()  # raises while another process works here
-            for path in [*out.glob("study.db*"), *(out / name for name in _OWN_FILES)]:
-                path.unlink(missing_ok=True)
-            for name in _OWN_FOLDERS:
-                shutil.rmtree(out / name, ignore_errors=True)
     except OSError as error:
         raise EnvironmentFault(f"cannot use the output folder {out}: {error.strerror or error}") from error
+    FileLock(out / _LOCK).release()
+
+
+def _clear(out: Path) -> None:
+    """Remove an earlier study, one with a damaged database included; raise while another process works on it."""
+    lock = FileLock(out / _LOCK)
+    try:
+        own = [path for name in _OWN_FILES for path in (out / name, *out.glob(f".{name}.*.tmp"))]
+        for path in [*out.glob("study.db*"), *own]:
+            if path.name != _LOCK:
+                path.unlink(missing_ok=True)
+        for name in _OWN_FOLDERS:
+            shutil.rmtree(out / name, ignore_errors=True)
+    except OSError as error:
+        raise EnvironmentFault(f"cannot clear the output folder {out}: {error.strerror or error}") from error
+    finally:
+        lock.release()
 
 
 def _url(out: Path) -> str:
@@ -173,12 +199,25 @@ def _differs(old: StudySpec, new: StudySpec) -> bool:
 
 
 @contextlib.contextmanager
-def _socket_folder() -> Iterator[Path]:
+def _temporary_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="autotuner-"))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let the signals that end a program cancel the present task, and turn that into ``Interrupted``."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in _STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        yield
+    except asyncio.CancelledError:
+        raise Interrupted("stopped before anything was begun") from None
 
 
 async def tune(request: TuneRequest, notify: Notify, tick: Tick) -> StudyResult:
@@ -188,15 +227,17 @@ async def tune(request: TuneRequest, notify: Notify, tick: Tick) -> StudyResult:
     """
     request = replace(request, out=request.out.absolute())
     study = load_request(request)
-    _begin(request)
-    study = await with_model(study, request.out, notify)
-    notify("asking the engine about itself")
-    host = await describe_host(prepare_worker(study, request.out, "unix:/none", 1), study.model)
-    built = build_study(study, host.engine, host.hardware)
-    for note in built.notes:
-        notify(note)
-    with _socket_folder() as folder:
-        return await _Session(request, study, built, host, f"unix:{folder / 'controller.sock'}").run(notify, tick)
+    _begin(request.out)
+    with _interruptible():
+        notify("asking the engine about itself")
+        study, host = await ask_host(study, notify)
+        built = build_study(study, host.engine, host.hardware)
+        for note in built.notes:
+            notify(note)
+        if request.fresh:
+            _clear(request.out)
+        with _temporary_folder() as folder:
+            return await _Session(request, study, built, host, f"unix:{folder / 'controller.sock'}").run(notify, tick)
 
 
 class _Session:
@@ -207,14 +248,16 @@ class _Session:
     ) -> None:
         notes = {f"note{index:03d}": text for index, text in enumerate(built.notes)}
         self.spec = replace(built.spec, labels={**built.spec.labels, **notes})
+        self.study, self.host = study, host
         self.out = request.out
         self.study_id = self.spec.name
         self.clock = SystemClock()
         self.address = address
-        config = prepare_worker(study, self.out, address, resident_engines(self.spec, host))
-        self.worker = WorkerProcess.for_config(config, self.out / "worker" / "worker.log")
+        self.worker = WorkerProcess.for_config(self.out / "worker" / "worker.json", self.out / "worker" / "worker.log")
         self.stopping: asyncio.Task[None] | None = None
         self.lives = 0
+        self.earlier = ""
+        """The worker's instance that the journal knew when the present one was started."""
 
     async def run(self, notify: Notify, tick: Tick) -> StudyResult:
         """Run until the study has ended and everything that was started is gone."""
@@ -226,28 +269,40 @@ class _Session:
             publish=lambda result: publish(result, self.out),
         )
         server = RpcServer(self.address, [WorkerService(controller)])
-        loop = asyncio.get_running_loop()
         ticking: asyncio.Task[None] | None = None
         try:
             await controller.start()
             if not await self._open_study(controller, notify):
                 return controller.machine.result(self.study_id, self.clock.utc())
             await server.start()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, self._stop, controller, notify)
-            await self._start_worker()
+            for number in _STOP_SIGNALS:
+                asyncio.get_running_loop().add_signal_handler(number, self._stop, controller, notify)
+            prepare_worker(
+                self.study,
+                self.out / "worker",
+                self.address,
+                resident_engines(self.spec, self.host),
+                out=self.out,
+            )
+            await self._start_worker(controller)
             ticking = asyncio.create_task(self._tick(controller, tick, notify))
+            ticking.add_done_callback(lambda task: _pass_on(task, controller))
             study = controller.machine.studies[self.study_id]
             await controller.run_until(lambda: study.state is StudyState.ENDED)
             controller.dismiss_workers()
+            tick(self._look(controller))
             return controller.machine.result(self.study_id, self.clock.utc())
         finally:
-            if ticking is not None:
-                ticking.cancel()
-                await asyncio.gather(ticking, return_exceptions=True)
+            for task in (ticking, self.stopping):
+                if task is not None:
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
             await self.worker.end(STOP_PATIENCE if self.stopping is not None else 4 * STOP_PATIENCE)
             await server.stop(0.2)
             await controller.close()
+
+    def _look(self, controller: Controller) -> Running:
+        return Running(controller=controller, study_id=self.study_id, now=self.clock.utc())
 
     async def _open_study(self, controller: Controller, notify: Notify) -> bool:
         """Submit the study or continue it; return whether there is anything left to do."""
@@ -277,40 +332,55 @@ class _Session:
             await controller.resume(ev.StudyResumed(study_id=self.study_id, effort=self.spec.effort))
         return True
 
-    async def _start_worker(self) -> None:
+    async def _start_worker(self, controller: Controller) -> None:
         self.lives += 1
+        self.earlier = _instance(controller)
         await self.worker.start()
 
     async def _tick(self, controller: Controller, tick: Tick, notify: Notify) -> None:
         """Show progress and keep a worker alive."""
         while True:
-            tick(Running(controller=controller, study_id=self.study_id, now=self.clock.utc()))
+            tick(self._look(controller))
             if self.worker.ended and self.stopping is None:
-                words = self.worker.last_words()
+                failure = self.worker.failure()
+                if failure is not None and _instance(controller) == self.earlier:
+                    raise failure  # it could not even begin: another would end alike
                 controller.post(ev.WorkerLost(worker_id=WORKER_ID))
                 if self.lives >= MAX_WORKER_LIVES:
-                    controller.fail(EnvironmentFault(f"the worker ended {self.lives} times; its last words: {words}"))
-                    return
+                    words = self.worker.last_words()
+                    raise EnvironmentFault(f"the worker ended {self.lives} times; its last words: {words}")
                 notify("the worker ended unexpectedly; starting another")
-                await self._start_worker()
+                await self._start_worker(controller)
             await asyncio.sleep(0.5)
 
     def _stop(self, controller: Controller, notify: Notify) -> None:
-        """Begin an orderly end at the first signal; end the worker at once at the second."""
+        """Begin an orderly end at the first signal; end the worker, and with it the engines, at once at the second."""
         study = controller.machine.studies[self.study_id]
         if self.stopping is None:
             notify("stopping: partial results follow (again: end the engine at once)")
             if study.state is StudyState.RUNNING:
                 controller.post(ev.StopRequested(study_id=self.study_id, reason=ev.StopReason.USER))
-            self.stopping = asyncio.create_task(self._force(controller, STOP_PATIENCE))
+            self.stopping = asyncio.create_task(self._force(controller))
         else:
-            self.stopping.cancel()
-            self.stopping = asyncio.create_task(self._force(controller, 0.0))
+            self.worker.kill()
+            if study.live_trials():
+                controller.post(ev.WorkerLost(worker_id=WORKER_ID))
 
-    async def _force(self, controller: Controller, patience: float) -> None:
+    async def _force(self, controller: Controller) -> None:
         """End a worker that does not answer the stop, so that the study can end."""
-        await asyncio.sleep(patience)
-        study = controller.machine.studies[self.study_id]
-        if study.live_trials():
-            await self.worker.end(0.5)
+        await asyncio.sleep(STOP_PATIENCE)
+        if controller.machine.studies[self.study_id].live_trials():
+            self.worker.kill()
             controller.post(ev.WorkerLost(worker_id=WORKER_ID))
+
+
+def _instance(controller: Controller) -> str:
+    """Return which life of the worker was the last to introduce itself."""
+    worker = controller.machine.workers.get(WORKER_ID)
+    return worker.instance_id if worker is not None else ""
+
+
+def _pass_on(task: asyncio.Task[None], controller: Controller) -> None:
+    """End the run with the failure of *task*."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        controller.fail(error)

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,8 @@ __all__ = ["WorkerProcess", "describe_host", "make_small_model", "write_worker_c
 
 _PROGRAM = (sys.executable, "-m", "autotuner_worker.agent.main")
 _LAST_LINES = 5
+_END_SECONDS = 8.0
+"""For a short command that is not wanted any more to end what it started."""
 
 
 def write_worker_config(path: Path, settings: Mapping[str, Any]) -> None:
@@ -47,20 +48,47 @@ async def make_small_model(config: Path, folder: Path) -> None:
 
 async def _ask_worker(*arguments: str) -> bytes:
     """Run one of the worker program's short commands and return what it prints."""
-    child = await asyncio.create_subprocess_exec(
-        *_PROGRAM, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True
-    )
+    reader, pipe = os.pipe()
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *_PROGRAM,
+            *arguments,
+            "--parent-fd",
+            str(reader),
+            pass_fds=(reader,),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(pipe)
+        raise
+    finally:
+        os.close(reader)
     try:
         out, err = await child.communicate()
     except asyncio.CancelledError:
-        with contextlib.suppress(ProcessLookupError):
-            child.send_signal(signal.SIGINT)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(child.wait(), 5.0)
+        os.close(pipe)  # it ends now, and what it started with it
+        pipe = -1
+        await _ended(child, _END_SECONDS)
         raise
+    finally:
+        if pipe >= 0:
+            os.close(pipe)
     if child.returncode != 0:
         raise _failure(child.returncode or 1, err.decode(errors="replace"))
     return out
+
+
+async def _ended(child: asyncio.subprocess.Process, patience: float) -> None:
+    """Wait for the end of *child*; kill it after *patience* seconds."""
+    try:
+        await asyncio.wait_for(child.wait(), patience)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        await child.wait()
 
 
 def _failure(code: int, text: str) -> AutotunerError:
@@ -114,9 +142,25 @@ class WorkerProcess:
 
     def last_words(self) -> str:
         """Return the end of the worker's log, for an error message."""
+        return "\n".join(self._text().splitlines()[-_LAST_LINES:])
+
+    def failure(self) -> AutotunerError | None:
+        """Return the error that the worker ended with, ``None`` when it was killed or failed by a defect."""
+        code = self._child.returncode if self._child is not None else None
+        if code not in (InputError.exit_code, EnvironmentFault.exit_code):
+            return None
+        return _failure(code, self._text())
+
+    def _text(self) -> str:
         with contextlib.suppress(OSError):
-            return "\n".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:])
+            return self._log.read_text(encoding="utf-8", errors="replace")
         return ""
+
+    def kill(self) -> None:
+        """End the process at once; its engines' supervisors end the engines. May be called at any time."""
+        if self._child is not None and self._child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._child.kill()
 
     async def end(self, patience: float) -> None:
         """Close the pipe, wait *patience* seconds for the worker's own clean-up, then kill it.
@@ -128,9 +172,4 @@ class WorkerProcess:
             self._pipe = -1
         if self._child is None:
             return
-        try:
-            await asyncio.wait_for(self._child.wait(), patience)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._child.kill()
-            await self._child.wait()
+        await _ended(self._child, patience)

@@ -11,14 +11,14 @@ import shutil
 import signal
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from autotuner import __version__
 from autotuner.core.study import Hardware
 from autotuner.core.workers import Device, EngineSummary, HostReport, WorkerInfo
-from autotuner.errors import EnvironmentFault
+from autotuner.errors import EnvironmentFault, Interrupted
 from autotuner_worker.agent.config import WorkerConfig, resolve_env
 from autotuner_worker.agent.loop import Agent
 from autotuner_worker.engines import adapter_class
@@ -32,13 +32,15 @@ from autotuner_worker.runner import Runner
 from autotuner_worker.spool import Spool
 from autotuner_worker.workloads.generator import HttpLoadGenerator
 
-__all__ = ["detect_hardware", "make_adapter", "make_model", "report_host", "serve"]
+__all__ = ["detect_hardware", "make_adapter", "make_model", "report_host", "serve", "while_wanted"]
 
 DISK_NEEDED = 256 * 1024 * 1024
 """Bytes that a worker wants free for logs, records and its spool."""
 LOCK_PATIENCE = 30.0
 """Seconds for an earlier life of this worker to finish its clean-up."""
 DEFAULT_VOCABULARY = 1000
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -98,6 +100,20 @@ async def make_model(config: WorkerConfig, out: Path) -> None:
     adapter = make_adapter(config)
     if isinstance(adapter, ModelMaker):
         await adapter.make_model(out)
+
+
+async def while_wanted(work: Coroutine[Any, Any, T], parent_fd: int | None) -> T:
+    """Return the result of *work*; cancel it and raise ``Interrupted`` when the parent's pipe ends first."""
+    task = asyncio.ensure_future(work)
+    if parent_fd is not None:
+        asyncio.get_running_loop().add_reader(parent_fd, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise Interrupted("the process that asked is gone") from None
+    finally:
+        if parent_fd is not None:
+            asyncio.get_running_loop().remove_reader(parent_fd)
 
 
 @contextlib.asynccontextmanager

@@ -23,13 +23,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="dial the controller and run trials until dismissed")
     run.add_argument("--config", type=Path, required=True, help="the worker's configuration (YAML)")
-    run.add_argument("--parent-fd", type=int, help="end when this inherited pipe ends")
     describe = commands.add_parser("describe", help="print what the engine and the host are, as JSON")
     describe.add_argument("--config", type=Path, required=True, help="the worker's configuration (YAML)")
     describe.add_argument("--model", help="a model path or name to ask the engine about")
     model = commands.add_parser("model", help="make a small model with random weights, once")
     model.add_argument("--config", type=Path, required=True, help="the worker's configuration (YAML)")
     model.add_argument("--out", type=Path, required=True, help="the model's folder")
+    for command in (run, describe, model):
+        command.add_argument("--parent-fd", type=int, help="end when this inherited pipe ends")
     return parser
 
 
@@ -49,16 +50,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     # Imported here so that --help and --version answer at once.
     from autotuner.wire.codec import Codec
-    from autotuner_worker.agent.bootstrap import make_model, report_host, serve
+    from autotuner_worker.agent.bootstrap import make_model, report_host, serve, while_wanted
     from autotuner_worker.agent.config import load_config
 
     config = load_config(arguments.config)
     if arguments.command == "describe":
-        report = asyncio.run(report_host(config, arguments.model))
+        report = asyncio.run(while_wanted(report_host(config, arguments.model), arguments.parent_fd))
         print(Codec[HostReport](HostReport).dumps(report))
         return 0
     if arguments.command == "model":
-        asyncio.run(make_model(config, arguments.out))
+        asyncio.run(while_wanted(make_model(config, arguments.out), arguments.parent_fd))
         return 0
     os.environ.pop("NOTIFY_SOCKET", None)
     asyncio.run(serve(config, arguments.parent_fd))
