@@ -30,7 +30,7 @@ class Screen:
     """Writes one live line on a terminal; lines now and then elsewhere; a lasting line for each ended trial."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream: TextIO | None = stream
         self._live = stream.isatty()
         self._shown = False
         self._told: set[int] = set()
@@ -40,8 +40,7 @@ class Screen:
     def notify(self, text: str) -> None:
         """Write a lasting line."""
         self._clear()
-        self._stream.write(f"{text}\n")
-        self._stream.flush()
+        self._write(f"{text}\n")
 
     def tick(self, running: Running) -> None:
         """Show where the study is."""
@@ -56,8 +55,7 @@ class Screen:
         view = _view(running, study)
         if self._live:
             width = shutil.get_terminal_size().columns
-            self._stream.write("\r\x1b[K" + format_progress(view, width))
-            self._stream.flush()
+            self._write("\r\x1b[K" + format_progress(view, width))
             self._shown = True
         elif view.elapsed - self._last[0] >= LOG_EVERY or view.phase != self._last[1]:
             self._last = (view.elapsed, view.phase)
@@ -69,8 +67,18 @@ class Screen:
 
     def _clear(self) -> None:
         if self._live and self._shown:
-            self._stream.write("\r\x1b[K")
+            self._write("\r\x1b[K")
             self._shown = False
+
+    def _write(self, text: str) -> None:
+        """Write *text*, unless nobody reads any more: a study goes on without its audience."""
+        if self._stream is None:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            self._stream = None
 
 
 def _planned(study: Study) -> int:

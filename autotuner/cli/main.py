@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from autotuner import __version__
-from autotuner.errors import AutotunerError, InputError, InternalError, Interrupted
+from autotuner.errors import AutotunerError, EngineUnavailable, InputError, InternalError, Interrupted
 
 __all__ = ["cli", "main"]
 
@@ -70,6 +70,8 @@ def tune(study: Path, out: Path, fresh: bool, model: str | None, kind: str | Non
     show(result, out)
     if result.stopped == "user":
         raise Interrupted("stopped; the same command continues")
+    if result.points == 0:
+        raise EngineUnavailable(f"{result.verdict.reason}; when that is mended, start anew with --fresh")
 
 
 @cli.command()

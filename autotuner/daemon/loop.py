@@ -20,7 +20,7 @@ from autotuner.core.lifecycle import StudyState
 from autotuner.core.machine import Machine
 from autotuner.core.results import StudyResult
 from autotuner.core.trial import Outcome
-from autotuner.errors import Refused, SessionUnknown, StaleLease
+from autotuner.errors import AutotunerError, Refused, SessionUnknown, StaleLease
 from autotuner.ports import Clock, Journal, Sampler
 
 __all__ = ["Controller", "Publisher"]
@@ -147,12 +147,13 @@ class Controller:
     async def _carry_out(self, command: Command) -> None:
         try:
             event = await self._effect(command)
+            self._in_flight.discard(_identity(command))
+            self.post(event)
+        except AutotunerError as error:
+            self.fail(error)
         except Exception as error:
             log.exception("%s failed", type(command).__name__)
             self.fail(error)
-            return
-        self._in_flight.discard(_identity(command))
-        self.post(event)
 
     async def _effect(self, command: Command) -> ev.Event:
         match command:

@@ -14,7 +14,7 @@ from autotuner.core.space import Condition, Lever, Parameter, ParameterKind, Val
 from autotuner.settings.context import Proposal, SpaceContext, powers_of_two
 from autotuner.settings.flags import no_op
 
-__all__ = ["BY_NAME", "CATALOG", "HOT", "METHOD", "PRECISIONS", "propose"]
+__all__ = ["BY_NAME", "CATALOG", "HOT", "METHOD", "METHOD_NEEDS", "PRECISIONS", "propose"]
 
 HOT = frozenset({"max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold"})
 """Parameters that can change in a running engine (R8)."""
@@ -420,3 +420,6 @@ CATALOG: dict[str, Callable[[SpaceContext], Proposal]] = {
     "api_server_count": _api_servers,
 }
 """Parameter → who proposes its domain, in the order that they are shown."""
+
+METHOD_NEEDS = (_SPEC_TOKENS, "speculative_config.model")
+"""Parameters without which a speculative method does not start; searched along with it."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autotuner.core.space import Config, Lever, Parameter, ParameterKind, Space, Value
-from autotuner.settings.catalog import BY_NAME, CATALOG, HOT, METHOD, propose
+from autotuner.settings.catalog import BY_NAME, CATALOG, HOT, METHOD, METHOD_NEEDS, propose
 from autotuner.settings.context import Proposal, SpaceContext
 from autotuner.settings.domains import custom_parameter
 from autotuner.settings.flags import Findings, check_value, no_op, resolve_name
@@ -99,7 +99,11 @@ def _wish(section: SpaceSection, context: SpaceContext, found: Findings) -> _Wis
     for key, names in (("include", section.include), ("exclude", section.exclude)):
         resolved = [resolve_name(n, context.engine, found, (*_PLACE, key, i)) for i, n in enumerate(names)]
         lists[key] = frozenset(name for name in resolved if name is not None)
-    return _Wish(auto=section.auto, domains=domains, include=lists["include"], exclude=lists["exclude"])
+    include = lists["include"]
+    if METHOD in include | domains.keys():  # a method cannot run without them
+        needs = METHOD_NEEDS if context.draft is not None else METHOD_NEEDS[:1]
+        include |= {name for name in needs if name not in context.fixed and name not in domains}
+    return _Wish(auto=section.auto, domains=domains, include=include, exclude=lists["exclude"])
 
 
 def _pinned(wish: _Wish, context: SpaceContext, found: Findings) -> dict[str, Value]:

@@ -384,8 +384,11 @@ class Runner:
         return [*done, StopEngine(key=event.key)]
 
     def _died(self, event: EngineDied, now: float) -> list[Command]:
-        engine = self.engines.pop(event.key, None)
-        if engine is None or engine.state is not EngineState.BUSY:
+        engine = self.engines.get(event.key)
+        if engine is None or engine.state in (EngineState.STARTING, EngineState.STOPPING):
+            return []  # an earlier engine of that key, or one that is being stopped: the answer to that is still to come
+        del self.engines[event.key]
+        if engine.state is not EngineState.BUSY:
             return self._proceed(now)
         launch = replace(engine.launch, reused=engine.segments > 1) if engine.launch is not None else None
         abort: list[Command] = [AbortSegment(key=event.key)]

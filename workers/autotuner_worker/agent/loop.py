@@ -89,6 +89,8 @@ class Agent:
         self._load = load
         self._vocabulary = vocabulary
         self._engines: dict[str, Engine] = {}
+        self._dying: dict[str, Engine] = {}
+        """Ended by themselves; what is left of them is being cleared away."""
         self._starts: dict[str, asyncio.Task[None]] = {}
         self._segments: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -270,7 +272,11 @@ class Agent:
         segment = self._segments.pop(key, None)
         if segment is not None and segment is not asyncio.current_task():
             segment.cancel()
-        await engine.stop()
+        self._dying[key] = engine
+        try:
+            await engine.stop()
+        finally:
+            del self._dying[key]
         self._post(r.EngineDied(key=key, outcome=fault.outcome, message=fault.message, evidence=fault.evidence))
 
     async def _stop(self, key: str) -> None:
@@ -282,7 +288,7 @@ class Agent:
         if segment is not None:
             segment.cancel()
             await asyncio.gather(segment, return_exceptions=True)
-        engine = self._engines.pop(key, None)
+        engine = self._engines.pop(key, None) or self._dying.get(key)
         if engine is not None:
             await engine.stop()
         self._post(r.EngineStopped(key=key))
