@@ -450,7 +450,7 @@ class Machine:
             self._move(trial, TrialEvent.DROPPED, now, text)
             return
         trial.faults += 1 if treatment.counts_as_fault else 0
-        start_oom = kind is OutcomeClass.OOM_AT_START and trial.launch_config is not None
+        start_oom = kind is OutcomeClass.OOM_AT_START and trial.launch_config not in (None, trial.config)
         if start_oom:
             trial.launch_config = None  # the launch was larger than the point: give the point one of its own
             if study.trials[trial.group] is trial:

@@ -85,11 +85,15 @@ async def test_an_engine_from_start_to_stop(start: Start, tmp_path: Path) -> Non
 async def test_hot_parameters_are_set_and_read_back(start: Start) -> None:
     async with running(start, "good") as engine:
         assert engine.hot_capable
+        started = (await engine.state()).limits
         assert await engine.apply_hot({"max_num_seqs": 4, "max_num_batched_tokens": 64}) == {
             "max_num_seqs": 4,
             "max_num_batched_tokens": 64,
         }
+        assert await engine.apply_hot({"max_num_batched_tokens": 64}) == {"max_num_batched_tokens": 64}
+        assert (await engine.state()).limits == {**started, "max_num_batched_tokens": 64}  # nothing of the first stays
         assert await engine.apply_hot({}) == {}
+        assert (await engine.state()).limits == started
         with pytest.raises(EngineDeath, match=r"max_num_seqs=64 \(is 32\)"):
             await engine.apply_hot({"max_num_seqs": 64})
         with pytest.raises(EngineDeath, match="whole numbers"):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotuner.core import events as ev
 from autotuner.core.lifecycle import StudyState, TrialState, is_final
 from autotuner.core.results import VerdictKind
+from autotuner.core.space import Lever
 from autotuner.core.study import SearchPlan
 from autotuner.core.trial import Assignment, Outcome, OutcomeClass, TrialKind
 from autotuner.errors import IllegalTransition, StaleLease
@@ -165,6 +168,20 @@ def test_out_of_memory_in_a_raised_launch_gets_a_launch_of_its_own() -> None:
     world.run()
     explored = world.machine.studies["s"].of_kind(TrialKind.EXPLORE)
     assert all(t.state is TrialState.MEASURED and t.attempt == 2 for t in explored)
+
+
+def test_out_of_memory_in_a_launch_that_was_not_raised_is_not_tried_again() -> None:
+    def answer(given: Assignment) -> Outcome:
+        fails = given.kind is TrialKind.EXPLORE
+        return studies.failed(given, OutcomeClass.OOM_AT_START) if fails else on_surface(given)
+
+    top = tuple(replace(p, low=p.high) if p.lever is Lever.HOT else p for p in studies.SPACE)
+    world = World(answer=answer)
+    world.submit(studies.spec(trials=3, space=replace(studies.SPACE, parameters=top)))
+    world.worker()
+    world.run()
+    explored = world.machine.studies["s"].of_kind(TrialKind.EXPLORE)
+    assert [(t.state, t.attempt) for t in explored] == [(TrialState.FAILED, 1)] * 2
 
 
 def test_when_nothing_ever_starts_the_study_stops_by_itself() -> None:

@@ -113,7 +113,10 @@ class Engine(Protocol):
         ...
 
     async def apply_hot(self, hot: Config) -> Mapping[str, Value]:
-        """Set hot parameters and return what the engine reports; raise ``EngineDeath`` when it cannot."""
+        """Set hot parameters and return what the engine reports; raise ``EngineDeath`` when it cannot.
+
+        Those that are not named return to what the engine was started with.
+        """
         ...
 
     async def settle(self, timeout: float) -> None:

@@ -370,7 +370,12 @@ class Runner:
         if engine is None or engine.state is not EngineState.BUSY or self.assignment is None:
             return []
         engine.state = EngineState.READY
-        return self._finish(self._outcome(OutcomeClass.COMPLETE, engine, now, measurement=event.measurement))
+        launch = engine.launch
+        if launch is not None:  # the hot values were read back from the engine before the load
+            hot = {name: str(value) for name, value in self._wanted(self.assignment)[2].items()}
+            launch = replace(launch, effective={**launch.effective, **hot})
+        done = self._outcome(OutcomeClass.COMPLETE, engine, now, launch=launch, measurement=event.measurement)
+        return self._finish(done)
 
     def _segment_failed(self, event: SegmentFailed, now: float) -> list[Command]:
         engine = self.engines.get(event.key)

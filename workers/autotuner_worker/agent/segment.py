@@ -74,8 +74,7 @@ async def measure(
 ) -> Measurement:
     """Run *segment* on *engine* with the hot parameters set; raise ``SegmentFault`` or ``EngineDeath``."""
     await engine.settle(SETTLE_SECONDS)
-    if hot:
-        await engine.apply_hot(hot)
+    await engine.apply_hot(hot)
     await engine.reset_caches()
     before, usage = await engine.metrics(), await engine.host_usage()
     samples: list[Mapping[str, float]] = []

@@ -243,18 +243,24 @@ class HttpEngine:
         return await self._client.state()
 
     async def apply_hot(self, hot: Config) -> Mapping[str, Value]:
-        """Set hot parameters, read them back and return them; raise ``EngineDeath`` when they did not take."""
-        if not hot:
+        """Set hot parameters, read them back and return them; raise ``EngineDeath`` when they did not take.
+
+        Limits that are not named return to what the engine was started with: nothing of an earlier point stays.
+        """
+        if not hot and not self.hot_capable:
             return {}
         wrong = [name for name, value in hot.items() if isinstance(value, bool) or not isinstance(value, int)]
         if wrong:
             raise self._refusal(f"hot parameters take whole numbers: {', '.join(sorted(wrong))}")
-        await self._client.limits({name: int(value) for name, value in hot.items()})
+        wanted = {**self._state.limits, **{name: int(value) for name, value in hot.items()}}
         state = await self._client.state()
+        if state.limits != wanted:
+            await self._client.limits(wanted)
+            state = await self._client.state()
         self._raise_if_dead()
         differing = [
             f"{name}={value} (is {state.limits.get(name)})"
-            for name, value in hot.items()
+            for name, value in wanted.items()
             if state.limits.get(name) != value
         ]
         if not state.hot or differing:
