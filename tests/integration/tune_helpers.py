@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -36,6 +36,7 @@ from autotuner_worker.guardian import descendants, snapshot
 from autotuner_worker.process import port_is_free
 
 __all__ = [
+    "NO_RACE",
     "STOP_DEADLINE",
     "Ended",
     "Tree",
@@ -60,6 +61,12 @@ DEADLINE = 60.0
 STOP_DEADLINE = 10.0
 """Within which a tuner that was asked to stop must have ended."""
 PROGRAM = (sys.executable, "-c", "from autotuner.cli.main import main; main()")
+NO_RACE: Mapping[str, Any] = {
+    "budget.trials": 3,
+    "search.space": {"auto": False, "max_num_seqs": [1, 2]},
+    "baseline": {"max_num_seqs": 16},
+}
+"""Changes to a study that make every other point worse than the baseline: nothing is raced."""
 _TURN = threading.Event()
 """Never set: its ``wait`` is the pause between two looks at the file system."""
 
@@ -195,14 +202,14 @@ class Tuner:
             self._closed = True
             self._news.notify_all()
 
-    def wait_line(self, part: str, count: int = 1) -> None:
+    def wait_line(self, part: str, count: int = 1, deadline: float = DEADLINE) -> None:
         """Wait until *count* lines with *part* were written to standard error."""
 
         def seen() -> bool:
             return sum(part in line for line in self._lines) >= count
 
         with self._news:
-            self._news.wait_for(lambda: seen() or self._closed, DEADLINE)
+            self._news.wait_for(lambda: seen() or self._closed, deadline)
             assert seen(), f"waited for {part!r}; it said:\n{''.join(self._lines)}"
 
     def wait_for(self, look: Callable[[], T], what: str) -> T:
@@ -402,7 +409,7 @@ def disk(folder: Path, size: str) -> Iterator[str]:
     """Mount a file system of *size* at *folder*; yields an empty text, or why that is not possible here."""
     mount = shutil.which("mount")
     folder.mkdir()
-    argv: Iterable[str] = (mount or "mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
+    argv = [mount or "mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     if mount is None or os.geteuid() != 0:
         yield "only root may mount a small file system"
         return
