@@ -37,6 +37,7 @@ from autotuner_worker.process import port_is_free
 
 __all__ = [
     "NO_RACE",
+    "PROGRAM",
     "STOP_DEADLINE",
     "Ended",
     "Tree",
@@ -387,7 +388,7 @@ def accounted(out: Path) -> Study:
     assert [trial["id"] for trial in result_of(out)["trials"]] == list(study.trials)
     known = _optuna(out)
     assert "RUNNING" not in {state for _, state in known}
-    assert max(Counter(trial for trial, _ in known).values()) == 1
+    assert max(Counter(trial for trial, _ in known).values(), default=1) == 1
     return study
 
 
