@@ -190,8 +190,18 @@ def ceiling_of(space: Space, full: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def race_values(study: Study, key: str) -> list[Trial]:
-    """Return the race's trials of the configuration *key*, in order of the pairs."""
-    return [t for t in study.of_kind(TrialKind.RACE) if t.key == key]
+    """Return the race's trials of the configuration *key*, in order of the pairs.
+
+    One that failed without saying anything about the configuration is left out: another takes its place in the pair.
+    """
+    return [t for t in study.of_kind(TrialKind.RACE) if t.key == key and not _says_nothing(t)]
+
+
+def _says_nothing(trial: Trial) -> bool:
+    """Return whether a trial ended without telling anything about its configuration."""
+    if trial.state is not TrialState.FAILED or trial.outcome is None:
+        return False
+    return not TREATMENT[trial.outcome.outcome].blames_config
 
 
 def candidates(study: Study) -> list[Trial]:
@@ -218,7 +228,8 @@ def race_members(study: Study) -> list[dict[str, Value]]:
     for trial in study.of_kind(TrialKind.RACE):
         if trial.key != base_key:
             entered.setdefault(trial.key, dict(trial.config or {}))
-            if trial.state is TrialState.FAILED or _breaks_budget(race_values(study, trial.key)):
+            failed = trial.state is TrialState.FAILED and not _says_nothing(trial)
+            if failed or _breaks_budget(race_values(study, trial.key)):
                 out.add(trial.key)
     running = [config for key, config in entered.items() if key not in out]
     if not running and len(entered) < study.spec.search.finalists + MAX_SUBSTITUTES:
@@ -263,6 +274,8 @@ def _next_member(study: Study, worker: Worker, elapsed: float) -> dict[str, Valu
     base_key = config_key(study.baseline_config())
     if not [m for m in members if config_key(m) != base_key and not _losing(study, config_key(m))]:
         return None
+    if sum(_says_nothing(t) for t in study.of_kind(TrialKind.RACE)) > pairs_wanted(study):
+        return None  # this host does not get measurements done
     counts = {config_key(m): len(race_values(study, config_key(m))) for m in members}
     cost = len(members) * _segment_seconds(study)
     if worker.resident_engines < len(members):

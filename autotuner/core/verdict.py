@@ -130,7 +130,7 @@ def _without_finalist(study: Study, base: list[Trial]) -> tuple[Verdict, list[Tr
     """Decide when no finalist keeps the budget (or none was raced)."""
     base_ok = bool(base) and not _broken(base)
     waiting = candidates(study)
-    raced = {t.key for t in study.of_kind(TrialKind.RACE)}
+    raced = {t.key for t in _measured(study.of_kind(TrialKind.RACE))}
     unraced = [t for t in waiting if t.key not in raced]
     if unraced and (not raced or not base_ok):
         reason = "the budget ended before the best point could be confirmed against the baseline in fresh measurements"

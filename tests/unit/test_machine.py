@@ -331,3 +331,31 @@ def test_finalists_are_raced_with_a_stricter_interval_when_there_are_more() -> N
     world.run()
     race = world.machine.studies["s"].of_kind(TrialKind.RACE)
     assert 2 <= len({t.key for t in race}) <= 4
+
+
+def test_a_void_race_measurement_is_made_up_for() -> None:
+    void: set[int] = set()
+
+    def answer(given: Assignment) -> Outcome:
+        if given.kind is TrialKind.RACE and (given.trial_id in void or len(void) < 2):
+            void.add(given.trial_id)
+            return studies.failed(given, OutcomeClass.VOID)
+        return on_surface(given)
+
+    world = World(answer=answer)
+    world.submit(studies.spec(limit=None))
+    world.worker()
+    world.run()
+    assert len(void) == 2
+    assert world.results["s"].verdict.pairs == 4
+
+
+def test_a_race_on_a_host_that_measures_nothing_ends() -> None:
+    def answer(given: Assignment) -> Outcome:
+        return studies.failed(given, OutcomeClass.VOID) if given.kind is TrialKind.RACE else on_surface(given)
+
+    world = World(answer=answer)
+    world.submit(studies.spec(limit=None))
+    world.worker()
+    world.run()
+    assert world.results["s"].verdict.kind is VerdictKind.INCONCLUSIVE
