@@ -22,6 +22,7 @@ __all__ = [
     "TREATMENT",
     "Phase",
     "Treatment",
+    "baseline_fails",
     "baseline_point",
     "candidates",
     "ceiling_of",
@@ -131,15 +132,20 @@ def _fits(study: Study, elapsed: float, seconds: float) -> bool:
 def phase(study: Study, worker: Worker, elapsed: float) -> Phase:
     """Return the part that *study* is in when *worker* asks after *elapsed* seconds of work on it."""
     baselines = study.of_kind(TrialKind.BASELINE)
-    broken = any(t.state is TrialState.FAILED for t in baselines)
+    counted = [t for t in baselines if not _says_nothing(t)]
     repeats = max(1, study.spec.search.baseline_repeats)
-    if not broken and len(baselines) < repeats:
+    if not baseline_fails(study) and len(counted) < repeats and len(baselines) < 2 * repeats:
         return Phase.BASELINE
     if _exploring(study, worker, elapsed):
         return Phase.EXPLORE
     if any(t.live for t in study.trials.values() if t.kind is not TrialKind.RACE):
         return Phase.EXPLORE
     return Phase.RACE if _next_member(study, worker, elapsed) is not None else Phase.DONE
+
+
+def baseline_fails(study: Study) -> bool:
+    """Return whether the baseline itself does not work here, as against a host that could not measure it."""
+    return any(t.state is TrialState.FAILED and not _says_nothing(t) for t in study.of_kind(TrialKind.BASELINE))
 
 
 def _explored(study: Study) -> int:
@@ -375,6 +381,8 @@ def hopeless(study: Study) -> StopReason | None:
     last = ended[-3:]
     if len(last) == 3 and all(t.outcome and t.outcome.outcome is OutcomeClass.INFRASTRUCTURE for t in last):
         return StopReason.INFRASTRUCTURE
-    if len(ended) >= 4 and all(t.state is TrialState.FAILED for t in ended):
+    if len(ended) >= 8 and all(_says_nothing(t) for t in ended[-8:]):
+        return StopReason.INFRASTRUCTURE
+    if len(ended) >= 4 and all(t.state is TrialState.FAILED and not _says_nothing(t) for t in ended):
         return StopReason.NOTHING_STARTS
     return None

@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 
 from autotuner.core import statistics
 from autotuner.core.lifecycle import StudyState, TrialState
-from autotuner.core.policy import candidates, pairs_wanted, race_values
+from autotuner.core.policy import baseline_fails, candidates, pairs_wanted, race_values
 from autotuner.core.results import StudyResult, Summary, TrialRecord, Verdict, VerdictKind
 from autotuner.core.space import Config, config_key
 from autotuner.core.state import Study, Trial
@@ -170,12 +170,10 @@ def _with_finalist(
     """Decide between the baseline and the best finalist that keeps the budget."""
     gain, search = best.gain, study.spec.search
     if gain is None:
-        reason = (
-            "the baseline could not be measured; the winner keeps the latency budget"
-            if not base
-            else "the budget ended before two pairs were measured"
-        )
-        kind = VerdictKind.INCONCLUSIVE if base else VerdictKind.BETTER
+        if baseline_fails(study):
+            kind, reason = VerdictKind.BETTER, "the baseline does not work here; the winner keeps the latency budget"
+        else:
+            kind, reason = VerdictKind.INCONCLUSIVE, "fewer than two pairs with the baseline could be measured"
         return _no_gain(kind, study, reason, _tightest(best.trials)), best.trials
     bar = max(floor or 0.0, search.min_gain)
     base_broken = _broken(base)

@@ -249,7 +249,8 @@ def changes(result: StudyResult) -> tuple[tuple[str, Value | None, Value | None]
     """Return the parameters in which winner and baseline differ: name, baseline's value, winner's value."""
     if result.winner is None:
         return ()
-    old: Config = result.baseline.config if result.baseline is not None else result.spec.baseline
+    spec = result.spec
+    old: Config = result.baseline.config if result.baseline is not None else {**spec.space.fixed, **spec.baseline}
     new = result.winner.config
     names = sorted({*old, *new})
     return tuple(

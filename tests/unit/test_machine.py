@@ -359,3 +359,30 @@ def test_a_race_on_a_host_that_measures_nothing_ends() -> None:
     world.worker()
     world.run()
     assert world.results["s"].verdict.kind is VerdictKind.INCONCLUSIVE
+
+
+def test_a_baseline_that_could_not_be_measured_is_tried_again_and_never_taken_for_a_bad_one() -> None:
+    def answer(given: Assignment) -> Outcome:
+        base = given.config == {"max_model_len": 1024}
+        return studies.failed(given, OutcomeClass.VOID) if base else on_surface(given)
+
+    world = World(answer=answer)
+    world.submit(studies.spec(limit=None))
+    world.worker()
+    world.run()
+    assert len(world.machine.studies["s"].of_kind(TrialKind.BASELINE)) == 6
+    assert world.results["s"].verdict.kind is VerdictKind.INCONCLUSIVE
+
+
+def test_a_baseline_that_does_not_start_loses_to_any_point_that_keeps_the_budget() -> None:
+    def answer(given: Assignment) -> Outcome:
+        base = given.config == {"max_model_len": 1024}
+        return studies.failed(given, OutcomeClass.OOM_AT_START) if base else on_surface(given)
+
+    world = World(answer=answer)
+    world.submit(studies.spec(limit=None))
+    world.worker()
+    world.run()
+    verdict = world.results["s"].verdict
+    assert (verdict.kind, verdict.gain) == (VerdictKind.BETTER, None)
+    assert "does not work here" in verdict.reason
