@@ -20,6 +20,22 @@ from autotuner.errors import AutotunerError, EngineUnavailable, InputError, Inte
 
 __all__ = ["cli", "main"]
 
+_Command = tuple[str, ...] | None
+
+
+def _parts(_context: click.Context, _option: click.Parameter, value: str | None) -> _Command:
+    """Return the parts of a command that is written as for a shell."""
+    if value is None:
+        return None
+    try:
+        parts = tuple(shlex.split(value))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is no command: {error}") from error
+    if not parts:
+        raise click.BadParameter("it is empty: give one such as '/opt/vllm/bin/vllm serve'")
+    return parts
+
+
 _STUDY = click.argument("study", type=click.Path(path_type=Path))
 _OUT = click.argument("out", type=click.Path(path_type=Path))
 
@@ -31,19 +47,21 @@ def _engine_options(command: Any) -> Any:
         click.option(
             "--engine", "kind", type=click.Choice(["vllm", "simulated"]), help="Instead of the study's engine."
         ),
-        click.option("--engine-command", help="How to start vLLM, such as '/opt/vllm/bin/vllm serve'."),
+        click.option(
+            "--engine-command",
+            callback=_parts,
+            metavar="COMMAND",
+            help="How to start vLLM, such as '/opt/vllm/bin/vllm serve'.",
+        ),
     ):
         command = option(command)
     return command
 
 
-def _request(study: Path, out: Path, model: str | None, kind: str | None, command: str | None, fresh: bool) -> Any:
+def _request(study: Path, out: Path, model: str | None, kind: str | None, command: _Command, fresh: bool) -> Any:
     from autotuner.daemon.embedded import TuneRequest
 
-    parts = tuple(shlex.split(command)) if command is not None else None
-    if command is not None and not parts:
-        raise click.UsageError("--engine-command is empty: give one such as '/opt/vllm/bin/vllm serve'")
-    return TuneRequest(study=study, out=out, model=model, engine_kind=kind, engine_command=parts, fresh=fresh)
+    return TuneRequest(study=study, out=out, model=model, engine_kind=kind, engine_command=command, fresh=fresh)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -57,7 +75,7 @@ def cli() -> None:
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True, help="Results folder.")
 @click.option("--fresh", is_flag=True, help="Start anew instead of continuing what the folder holds.")
 @_engine_options
-def tune(study: Path, out: Path, fresh: bool, model: str | None, kind: str | None, engine_command: str | None) -> None:
+def tune(study: Path, out: Path, fresh: bool, model: str | None, kind: str | None, engine_command: _Command) -> None:
     """Tune STUDY on this machine; the same command continues an interrupted run."""
     from autotuner.cli.live import Screen, show
     from autotuner.daemon.embedded import tune as run
@@ -77,7 +95,7 @@ def tune(study: Path, out: Path, fresh: bool, model: str | None, kind: str | Non
 @cli.command()
 @_STUDY
 @_engine_options
-def validate(study: Path, model: str | None, kind: str | None, engine_command: str | None) -> None:
+def validate(study: Path, model: str | None, kind: str | None, engine_command: _Command) -> None:
     """Check STUDY against the installed engine and explain its search space."""
     from autotuner.cli.offline import explain
 
@@ -89,11 +107,11 @@ def validate(study: Path, model: str | None, kind: str | None, engine_command: s
 @click.argument("path", type=click.Path(path_type=Path), default=Path("study.yaml"))
 @_engine_options
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
-def init(path: Path, model: str | None, kind: str | None, engine_command: str | None, force: bool) -> None:
+def init(path: Path, model: str | None, kind: str | None, engine_command: _Command, force: bool) -> None:
     """Write a study file to PATH by asking the engine and the hardware."""
     from autotuner.cli.offline import write_study
 
-    asyncio.run(write_study(path, model, kind or "vllm", shlex.split(engine_command or "vllm serve"), force))
+    asyncio.run(write_study(path, model, kind or "vllm", engine_command or ("vllm", "serve"), force))
     click.echo(f"wrote {path}; check it with: autotuner validate {path}")
 
 
