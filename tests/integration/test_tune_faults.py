@@ -20,7 +20,6 @@ BASELINE_ONLY: Mapping[str, Any] = {"budget.trials": 1, "search.max_attempts": 1
     ("fault", "changes", "outcomes"),
     [
         ("never_ready", {"measure.start_timeout": "1.5 s"}, {OutcomeClass.TIMED_OUT}),
-        ("exit_at_start=3", {}, {OutcomeClass.CRASHED}),
         ("garbage", {}, {OutcomeClass.GARBAGE}),
         ("empty_answers", {}, {OutcomeClass.GARBAGE}),
         ("hang_under_load=3", {"measure.stall_timeout": "1 s"}, {OutcomeClass.HUNG}),

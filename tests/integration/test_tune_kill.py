@@ -108,7 +108,7 @@ def test_a_killed_tuner_leaves_no_engine_being_asked(tmp_path: Path) -> None:
 
 
 def test_a_study_survives_the_death_of_each_of_its_processes(tmp_path: Path) -> None:
-    study, out = write_study(tmp_path / "study.yaml", {**NO_RACE, "measure.duration": "1.5 s"}), tmp_path / "out"
+    study, out = write_study(tmp_path / "study.yaml", {**NO_RACE, "budget.trials": 2}), tmp_path / "out"
     with Tuner("tune", study, "--out", out, folder=tmp_path) as tuner:
         (generator, *_) = tuner.wait_for(lambda: generators(tmp_path), "the load")
         os.kill(generator, signal.SIGKILL)
