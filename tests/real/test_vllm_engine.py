@@ -19,6 +19,7 @@ from autotuner_worker.engines.http import HttpEngine, LiveState
 from autotuner_worker.engines.vllm import VllmAdapter
 from autotuner_worker.ports import EngineDeath, PlanPaths
 from autotuner_worker.process import port_is_free, reserve_port
+from tests.real.helpers import cache_bytes
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 
@@ -190,9 +191,11 @@ async def test_a_cache_too_small_for_one_request_is_out_of_memory(
     adapter: VllmAdapter, folder: Path, tiny_model: Path
 ) -> None:
     with pytest.raises(EngineDeath) as caught:
-        await start(adapter, folder, tiny_model, "small", {**SMALL, "kv_cache_memory_bytes": 600_000})
+        await start(
+            adapter, folder, tiny_model, "small", {**SMALL, "kv_cache_memory_bytes": cache_bytes(tiny_model, 400)}
+        )
     assert caught.value.fault.outcome is OutcomeClass.OOM_AT_START, caught.value.fault
-    assert caught.value.fault.hint["max_model_len"] < 512
+    assert 0 < caught.value.fault.hint["max_model_len"] < 512
 
 
 async def test_an_unknown_flag_is_refused(adapter: VllmAdapter, folder: Path, tiny_model: Path) -> None:
