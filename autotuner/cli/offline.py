@@ -25,7 +25,7 @@ from autotuner.settings.build import build_study
 from autotuner.settings.init import render_init
 from autotuner.settings.quantities import parse_duration, parse_limit_key
 from autotuner.settings.study_file import StudyFile
-from autotuner.storage.journal_sql import SqlJournal
+from autotuner.storage.journal_sql import SqlJournal, sqlite_url
 
 __all__ = ["explain", "exported", "rejudge", "told", "write_study"]
 
@@ -70,7 +70,7 @@ def _load(out: Path) -> tuple[Study, float]:
             [Problem(field="OUT", value=str(out), message="holds no study", remedy="give the folder of a tuning run")]
         )
     machine, last = Machine(), 0.0
-    with SqlJournal(f"sqlite:///{database.absolute()}") as journal:
+    with SqlJournal(sqlite_url(database.absolute())) as journal:
         for _, stamp, event in journal.read():
             machine.apply(event, stamp)
             last = stamp

@@ -29,7 +29,7 @@ from autotuner.search.optuna_sampler import OptunaSampler
 from autotuner.settings.build import BuiltStudy, build_study
 from autotuner.settings.loader import load_study
 from autotuner.settings.study_file import AUTO, StudyFile
-from autotuner.storage.journal_sql import SqlJournal
+from autotuner.storage.journal_sql import SqlJournal, sqlite_url
 from autotuner.storage.lock import FileLock
 
 __all__ = ["Running", "TuneRequest", "ask_host", "cache_folder", "load_request", "prepare_worker", "tune"]
@@ -40,6 +40,8 @@ LEASE_SECONDS = 600.0
 STOP_PATIENCE = 5.0
 """Seconds for a worker to answer a stop before it is ended."""
 MAX_WORKER_LIVES = 3
+_LONGEST_PLACE = 70
+"""Bytes of a folder's path in which a socket still has room: its whole path may have 107."""
 _LOCK = "study.db.lock"
 """The journal's lock: one tuner at a time works in a folder."""
 _ENGINE_BYTES = 3 * 1024**3
@@ -191,7 +193,7 @@ def _clear(out: Path) -> None:
 
 
 def _url(out: Path) -> str:
-    return f"sqlite:///{out / 'study.db'}"
+    return sqlite_url(out / "study.db")
 
 
 def _differs(old: StudySpec, new: StudySpec) -> bool:
@@ -200,7 +202,9 @@ def _differs(old: StudySpec, new: StudySpec) -> bool:
 
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="autotuner-"))
+    usual = tempfile.gettempdir()
+    place = usual if len(os.fsencode(usual)) <= _LONGEST_PLACE else "/tmp"  # noqa: S108 - mkdtemp makes it private
+    folder = Path(tempfile.mkdtemp(prefix="autotuner-", dir=place))
     try:
         yield folder
     finally:

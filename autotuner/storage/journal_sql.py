@@ -24,7 +24,7 @@ from autotuner.storage.faults import storage_fault
 from autotuner.storage.lock import FileLock
 from autotuner.storage.records import Row, row_of
 
-__all__ = ["TABLE", "SqlJournal"]
+__all__ = ["TABLE", "SqlJournal", "sqlite_url"]
 
 TABLE = sa.Table(
     "autotuner_journal",
@@ -43,6 +43,18 @@ _PAGE = 500
 """Rows fetched at once while reading."""
 _BUSY_SECONDS = 10.0
 """Patience with another connection's transaction (the sampler's) in the same SQLite database."""
+
+
+def sqlite_url(path: Path) -> str:
+    """Return the URL of the SQLite database at *path*, whatever characters its name has.
+
+    Raises:
+        StorageFault: The installed SQLAlchemy has no way to write such a path.
+    """
+    text = URL.create("sqlite", database=str(path)).render_as_string()
+    if sa.make_url(text).database != str(path):
+        raise StorageFault(f"the path {path} cannot be written as a URL; give a folder without '?' in its name")
+    return text
 
 
 class SqlJournal:

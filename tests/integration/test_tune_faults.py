@@ -48,13 +48,19 @@ def test_a_fault_is_named_and_nothing_measured_is_a_failure(
 
 
 def test_an_engine_that_floods_resists_and_leaves_children_is_measured_all_the_same(tmp_path: Path) -> None:
-    study, out = write_study(tmp_path / "study.yaml", {"budget.trials": 1}), tmp_path / "out"
+    study, out = write_study(tmp_path / "study.yaml", {"budget.trials": 1}), tmp_path / "o ut %20é#1"
     faults = "print_100mb,ignore_sigterm,spawn_orphan=session"
-    ended = autotuner("tune", study, "--out", out, folder=tmp_path, env={"AUTOTUNER_SIM_FAULT": faults})
+    deep = tmp_path / ("deep" * 30)  # too long for a socket
+    deep.mkdir()
+    ended = autotuner(
+        "tune", study, "--out", out, folder=tmp_path, env={"AUTOTUNER_SIM_FAULT": faults, "TMPDIR": str(deep)}
+    )
     assert ended.code == 0, ended.said
     nothing_left(tmp_path)
     accounted(out)
     assert result_of(out)["points"] == 1
+    assert autotuner("story", out, folder=tmp_path).code == 0
+    assert not list(deep.iterdir())
     assert sum(log.stat().st_size for log in (out / "logs").iterdir()) < 16 * 2**20
 
 

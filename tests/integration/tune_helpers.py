@@ -346,7 +346,9 @@ def journal(out: Path) -> list[ev.Event]:
 
 def _entries(out: Path) -> list[tuple[float, ev.Event]]:
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{out / 'study.db'}?mode=ro", uri=True, timeout=5.0)) as database:
+        with contextlib.closing(
+            sqlite3.connect((out / "study.db").as_uri() + "?mode=ro", uri=True, timeout=5.0)
+        ) as database:
             rows = database.execute("select stamp, body from autotuner_journal order by seq").fetchall()
     except sqlite3.OperationalError:  # not made yet
         return []
@@ -398,7 +400,7 @@ def _optuna(out: Path) -> list[tuple[str, str]]:
         "select a.value_json, t.state from trials t join trial_user_attributes a on a.trial_id = t.trial_id"
         " where a.key = 'autotuner_trial_id'"
     )
-    with contextlib.closing(sqlite3.connect(f"file:{out / 'study.db'}?mode=ro", uri=True)) as database:
+    with contextlib.closing(sqlite3.connect((out / "study.db").as_uri() + "?mode=ro", uri=True)) as database:
         return list(database.execute(query))
 
 
