@@ -23,12 +23,7 @@ GIB = 1024**3
 def test_a_journal_lies_where_its_folder_is(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
     folder.mkdir()
-    try:
-        url = sqlite_url(folder / "study.db")
-    except StorageFault as error:  # a SQLAlchemy that cannot write it down
-        assert "?" in str(error)
-        return
-    SqlJournal(url).close()
+    SqlJournal(sqlite_url(folder / "study.db")).close()
     assert (folder / "study.db").is_file()
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
