@@ -325,7 +325,7 @@ class Machine:
         assert isinstance(event, ev.StudyResumed)
         study = self.studies[event.study_id]
         self._move_study(study, StudyEvent.RESUMED, now, "resumed")
-        study.stop_reason, study.last_stamp = "", now
+        study.stop_reason, study.last_stamp, study.resumed_after = "", now, len(study.trials)
         if event.effort is not None:
             study.spec = replace(study.spec, effort=event.effort)
 

@@ -377,7 +377,11 @@ def _observed_memory(study: Study) -> tuple[tuple[float, bool], ...]:
 
 def hopeless(study: Study) -> StopReason | None:
     """Return why the study should stop by itself: nothing ever starts, or the hosts keep failing."""
-    ended = [t for t in study.trials.values() if t.state in (TrialState.MEASURED, TrialState.FAILED)]
+    ended = [
+        t
+        for t in study.trials.values()
+        if t.trial_id > study.resumed_after and t.state in (TrialState.MEASURED, TrialState.FAILED)
+    ]
     last = ended[-3:]
     if len(last) == 3 and all(t.outcome and t.outcome.outcome is OutcomeClass.INFRASTRUCTURE for t in last):
         return StopReason.INFRASTRUCTURE

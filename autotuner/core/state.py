@@ -90,6 +90,8 @@ class Study:
     """Time in which a controller was at work on it."""
     engine_seconds: float = 0.0
     stop_reason: str = ""
+    resumed_after: int = 0
+    """Trials that there were when the study was last resumed; what failed before does not end it again."""
     exhausted: bool = False
     """The sampler has no further point."""
     story: list[str] = field(default_factory=list)

@@ -386,3 +386,21 @@ def test_a_baseline_that_does_not_start_loses_to_any_point_that_keeps_the_budget
     verdict = world.results["s"].verdict
     assert (verdict.kind, verdict.gain) == (VerdictKind.BETTER, None)
     assert "does not work here" in verdict.reason
+
+
+def test_a_study_in_which_nothing_started_may_be_resumed_when_the_fault_is_mended() -> None:
+    broken = [True]
+
+    def answer(given: Assignment) -> Outcome:
+        return studies.failed(given, OutcomeClass.INFRASTRUCTURE) if broken else on_surface(given)
+
+    world = World(answer=answer)
+    world.submit(studies.spec(limit=None))
+    world.worker()
+    world.run()
+    assert world.results["s"].stopped == "infrastructure"
+    broken.clear()
+    world.post(ev.StudyResumed(study_id="s"))
+    world.run()
+    assert world.results["s"].complete
+    assert world.results["s"].points > 10
