@@ -29,10 +29,13 @@ class Core(RuleBasedStateMachine):
         self.accepted: dict[int, Outcome] = {}
 
     def _deliver(self, outcome: Outcome) -> None:
+        trial = self.world.machine.studies["s"].trials[outcome.trial_id]
+        current = (trial.attempt, trial.epoch, trial.state)
         try:
             self.world.post(ev.TrialCompleted(outcome=outcome))
         except StaleLease:
             return
+        assert current == (outcome.attempt, outcome.epoch, TrialState.LEASED), "a stale attempt was accepted"
         if outcome.outcome is OutcomeClass.COMPLETE:
             assert outcome.trial_id not in self.accepted, "one trial was measured twice"
             self.accepted[outcome.trial_id] = outcome
