@@ -16,7 +16,7 @@ from autotuner.core.state import Study, Trial
 from autotuner.core.trial import TrialKind
 from autotuner.daemon.embedded import WORKER_ID, Running
 from autotuner.daemon.publish import published_files
-from autotuner.report.figures import is_simulated, number, unit, value_text
+from autotuner.report.figures import is_simulated, number, setting_text, unit
 from autotuner.report.progress import ProgressView, format_progress
 from autotuner.report.summary import render_summary
 
@@ -117,7 +117,7 @@ def _view(running: Running, study: Study) -> ProgressView:
 
 def _trial_line(study: Study, trial: Trial) -> str:
     names = [p.name for p in study.spec.space if p.name in (trial.config or {})]
-    shown = " ".join(f"{name}={value_text((trial.config or {})[name])}" for name in names) or "engine defaults"
+    shown = " ".join(setting_text(name, (trial.config or {})[name]) for name in names) or "as the baseline"
     head = f"trial {trial.trial_id:>3} {trial.kind.value:<8}"
     if trial.state is TrialState.MEASURED:
         broken = [name for name, amount in trial.amounts if amount > 0]

@@ -38,6 +38,7 @@ __all__ = [
     "objective_name",
     "parameter_text",
     "percent",
+    "setting_text",
     "shown_latencies",
     "status",
     "unit",
@@ -260,6 +261,11 @@ def changes(result: StudyResult) -> tuple[tuple[str, Value | None, Value | None]
     )
 
 
+def setting_text(name: str, value: Value | None) -> str:
+    """Return a setting for a table or a log line, its name shortened: ``seqs=16``."""
+    return f"{_SHORT.get(name, name.rsplit('.', 1)[-1])}={value_text(value)}"
+
+
 def differences(trial: TrialRecord, result: StudyResult) -> dict[str, Value | None]:
     """Return the parameters of *trial* that differ from the baseline's, in the order of ``key_parameters``."""
     base = result.baseline.config if result.baseline is not None else result.spec.space.full(result.spec.baseline)
@@ -269,7 +275,7 @@ def differences(trial: TrialRecord, result: StudyResult) -> dict[str, Value | No
 def parameter_text(trial: TrialRecord, result: StudyResult) -> str:
     """Return what makes *trial* differ from the baseline, short enough for a table."""
     kind = "" if trial.kind is TrialKind.EXPLORE else f"{trial.kind.value}: "
-    parts = [f"{_SHORT.get(n, n.rsplit('.', 1)[-1])}={value_text(v)}" for n, v in differences(trial, result).items()]
+    parts = [setting_text(name, value) for name, value in differences(trial, result).items()]
     if parts:
         return kind + " ".join(parts)
     return trial.kind.value if trial.kind is TrialKind.BASELINE else f"{kind}as the baseline"

@@ -7,6 +7,7 @@ hot points of one launch, the first of which loses its engine core while it is m
 from __future__ import annotations
 
 import math
+import shlex
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ def write_study(path: Path, model: Path, engine: dict[str, Any] | None = None) -
         "budget": {"trials": 4},
         "measure": {
             "warmup_min": "1 s",
-            "warmup_max": "3 s",
+            "warmup_max": "2 s",
             "duration": "3 s",
             "duration_max": "6 s",
             "start_timeout": "4 min",
@@ -136,7 +137,7 @@ def run(engine_command: list[str], tiny_model: Path, tmp_path_factory: pytest.Te
     """Run the study to its end, kill one engine core on the way, and see that nothing stays."""
     folder = tmp_path_factory.mktemp("tune")
     study, out = write_study(folder / "study.yaml", tiny_model), folder / "out"
-    command = ["--model", tiny_model, "--engine-command", " ".join(engine_command), "--out", out]
+    command = ["--model", tiny_model, "--engine-command", shlex.join(engine_command), "--out", out]
     with Tuner("tune", study, *command, folder=folder) as tuner:
         tuner.wait_line(f"trial {GOOD_TRIAL}/{TRIALS} · measuring", deadline=DEADLINE)
         trees = [Tree(tuner.pid)]
@@ -269,7 +270,7 @@ def spy(folder: Path, command: Sequence[str]) -> tuple[str, Path]:
     note, script = folder / "started", folder / "engine"
     script.write_text(f'#!/bin/sh\necho "$@" >> "{note}"\nexec "{command[0]}" "$@"\n', encoding="utf-8")
     script.chmod(0o755)
-    return f"{script} {' '.join(command[1:])}", note
+    return shlex.join([str(script), *command[1:]]), note
 
 
 def test_unknown_flags_are_refused_with_the_nearest_names_before_any_start(
