@@ -431,7 +431,7 @@ class Machine:
                 f"attempt {outcome.attempt} (epoch {outcome.epoch}) of trial {trial.trial_id} is not the current one: "
                 f"it is {trial.state.value}, attempt {current[0]} (epoch {current[1]})"
             )
-        study.engine_seconds += outcome.engine_seconds
+        study.account(outcome)
         self._settle(study, trial, outcome, now)
         self._drained(study, now)
 

@@ -47,7 +47,8 @@ def kv_bytes_per_token(description: EngineDescription, config: Config) -> int | 
     if model.get("uses_mla") or not all(isinstance(x, int) and x > 0 for x in (layers, heads, size, attention_heads)):
         return None
     head_dim = model.get("head_dim") or int(size) // int(attention_heads)  # type: ignore[arg-type]
-    per_value = KV_DTYPE_BYTES.get(str(config.get("kv_cache_dtype", "auto")), 2)
+    kind = str(config.get("kv_cache_dtype", "auto"))
+    per_value = KV_DTYPE_BYTES.get(str(config.get("dtype", "auto")) if kind == "auto" else kind, 2)
     return 2 * int(layers) * int(heads) * int(head_dim) * per_value  # type: ignore[arg-type]
 
 

@@ -92,9 +92,17 @@ class Study:
     stop_reason: str = ""
     resumed_after: int = 0
     """Trials that there were when the study was last resumed; what failed before does not end it again."""
+    launches: dict[str, int] = field(default_factory=dict)
+    """Engine starts by identifier, numbered from 1 in order of appearance; attempts that failed count too."""
     exhausted: bool = False
     """The sampler has no further point."""
     story: list[str] = field(default_factory=list)
+
+    def account(self, outcome: Outcome) -> None:
+        """Count what an attempt cost, whatever came of it."""
+        self.engine_seconds += outcome.engine_seconds
+        if outcome.launch is not None:
+            self.launches.setdefault(outcome.launch.launch_id, len(self.launches) + 1)
 
     def of_kind(self, kind: TrialKind) -> list[Trial]:
         """Return the trials of *kind* that were not abandoned, in order."""

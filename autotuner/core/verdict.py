@@ -203,12 +203,11 @@ def _with_finalist(
 
 
 def records(study: Study) -> tuple[TrialRecord, ...]:
-    """Return every trial as the reports show it, with launches numbered in order of appearance."""
-    launches: dict[str, int] = {}
+    """Return every trial as the reports show it, with the numbers of their launches."""
     found = []
     for trial in study.trials.values():
         launch = trial.outcome.launch if trial.outcome is not None else None
-        number = launches.setdefault(launch.launch_id, len(launches) + 1) if launch is not None else None
+        number = study.launches.get(launch.launch_id) if launch is not None else None
         refused = trial.state is TrialState.REFUSED
         found.append(
             TrialRecord(
@@ -293,7 +292,7 @@ def conclude(study: Study, now: float) -> StudyResult:
         winner=_summary(study, chosen) if chosen else None,
         verdict=verdict,
         noise_floor=floor,
-        launches=len({t.launch for t in trials if t.launch is not None}),
+        launches=len(study.launches),
         points=sum(1 for t in trials if t.state == TrialState.MEASURED.value),
         wall_seconds=study.active_seconds,
         engine_seconds=study.engine_seconds,

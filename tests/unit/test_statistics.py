@@ -86,6 +86,7 @@ def test_a_cache_that_holds_no_whole_request_is_short() -> None:
     per_token = 2 * 32 * 8 * 128 * 2
     assert kv_bytes_per_token(engine, {}) == per_token
     assert kv_bytes_per_token(engine, {"kv_cache_dtype": "fp8"}) == per_token // 2
+    assert kv_bytes_per_token(engine, {"dtype": "float32"}) == per_token * 2
     config = {"max_model_len": 4096, "kv_cache_memory_bytes": per_token * 2048}
     assert kv_shortage(engine, config) == pytest.approx(1.0)
     assert kv_shortage(engine, {**config, "kv_cache_memory_bytes": per_token * 4096}) == 0.0
