@@ -89,7 +89,8 @@ def tune(study: Path, out: Path, fresh: bool, model: str | None, kind: str | Non
     if result.stopped == "user":
         raise Interrupted("stopped; the same command continues")
     if result.points == 0:
-        raise EngineUnavailable(f"{result.verdict.reason}; when that is mended, the same command goes on")
+        then = "the same command goes on" if result.stopped else "start anew with --fresh"
+        raise EngineUnavailable(f"{result.verdict.reason}; when that is mended, {then}")
 
 
 @cli.command()

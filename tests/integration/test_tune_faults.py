@@ -64,16 +64,17 @@ def test_an_engine_that_floods_resists_and_leaves_children_is_measured_all_the_s
     assert sum(log.stat().st_size for log in (out / "logs").iterdir()) < 16 * 2**20
 
 
-def test_a_study_in_which_nothing_starts_gives_up_and_says_so_again(tmp_path: Path) -> None:
+def test_a_study_in_which_nothing_starts_gives_up_and_the_same_command_tries_again(tmp_path: Path) -> None:
     study = write_study(
         tmp_path / "study.yaml", {"budget.trials": 20, "search.max_attempts": 1, "search.space": "auto"}
     )
     out = tmp_path / "out"
-    for _ in range(2):
+    for runs in (1, 2):
         ended = autotuner("tune", study, "--out", out, folder=tmp_path, env={"AUTOTUNER_SIM_FAULT": "exit_at_start"})
         assert ended.code == 3, ended.said
         no_traceback(ended)
-        assert len(accounted(out).trials) == 4
+        assert len(accounted(out).trials) == 4 * runs
+        assert "the same command goes on" in ended.err.splitlines()[-1]
         result = result_of(out)
         assert (result["complete"], result["stopped"]) == (False, "nothing_starts")
     nothing_left(tmp_path)

@@ -158,7 +158,7 @@ def test_options_reach_the_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     [
         (study_result, 0, ""),
         (infeasible_result, 0, ""),
-        (unmeasured_result, 3, "same command goes on"),
+        (unmeasured_result, 3, "--fresh"),
     ],
 )
 def test_a_study_without_any_measurement_is_a_failure(
