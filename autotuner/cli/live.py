@@ -10,7 +10,7 @@ from typing import TextIO
 import click
 
 from autotuner.core.lifecycle import TrialState
-from autotuner.core.policy import pairs_wanted
+from autotuner.core.race import rounds_wanted
 from autotuner.core.results import StudyResult
 from autotuner.core.state import Study, Trial
 from autotuner.core.trial import TrialKind
@@ -85,7 +85,7 @@ def _planned(study: Study) -> int:
     search = study.spec.search
     race = study.of_kind(TrialKind.RACE)
     members = len({t.key for t in race}) if race else 1 + search.finalists
-    return study.spec.effort.trials + search.baseline_repeats - 1 + pairs_wanted(study) * members
+    return study.spec.effort.trials + search.baseline_repeats - 1 + rounds_wanted(study) * members
 
 
 def _view(running: Running, study: Study) -> ProgressView:

@@ -19,6 +19,7 @@ __all__ = [
     "NothingProposed",
     "PointProposed",
     "PointRefused",
+    "RaceBegan",
     "StopReason",
     "StopRequested",
     "StudyEnded",
@@ -42,6 +43,8 @@ class StopReason(StrEnum):
     GPU_HOURS = "gpu_hours"
     NOTHING_STARTS = "nothing_starts"
     """Launch after launch failed and nothing was ever measured: more of the same would be waste."""
+    NOTHING_MEASURED = "nothing_measured"
+    """The plan ended without a single measurement."""
     INFRASTRUCTURE = "infrastructure"
     """The workers' hosts keep failing."""
 
@@ -111,6 +114,21 @@ class TrialCreated:
     """The point is set in a running engine where possible; otherwise it gets a launch with exactly its flags."""
     source: str
     """``baseline``, ``race`` or empty until the sampler says."""
+    heat: int = 0
+    """Of a race: its field; 0 elsewhere."""
+    round: int = 0
+    """Of a race: measurements of one round are compared with each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaceBegan:
+    """A field of configurations is raced from now on."""
+
+    study_id: str
+    heat: int
+    """From 1."""
+    members: tuple[Config, ...]
+    """Full flags, the baseline first where it could be measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +224,7 @@ Event = (
     | WorkerReady
     | WorkerLost
     | TrialCreated
+    | RaceBegan
     | PointProposed
     | PointRefused
     | TrialTold

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from autotuner.core import events as ev
-from autotuner.core import lifecycle, objective, policy
+from autotuner.core import lifecycle, objective, outcomes, policy
 from autotuner.core.commands import Command, Propose, Publish, Tell
+from autotuner.core.invariants import check_trial
 from autotuner.core.lifecycle import StudyEvent, StudyState, TrialEvent, TrialState
 from autotuner.core.results import StudyResult
-from autotuner.core.state import Study, Trial, Worker
+from autotuner.core.state import Heat, Study, Trial, Worker
 from autotuner.core.trial import Assignment, Outcome, OutcomeClass, TrialKind
 from autotuner.core.verdict import conclude
 from autotuner.errors import InternalError, StaleLease
@@ -45,6 +46,7 @@ class Machine:
             ev.WorkerReady: self._worker_ready,
             ev.WorkerLost: self._worker_lost,
             ev.TrialCreated: self._trial_created,
+            ev.RaceBegan: self._race_began,
             ev.PointProposed: self._point_proposed,
             ev.PointRefused: self._point_refused,
             ev.NothingProposed: self._nothing_proposed,
@@ -140,7 +142,7 @@ class Machine:
             hot=hot,
             workload=spec.workload,
             measure=spec.measure,
-            seed=spec.search.seed * 1_000_003 + trial.trial_id,
+            seed=spec.search.seed * 1_000_003 + trial.heat * 1009 + trial.round,
             limits=spec.budget.limits,
         )
 
@@ -163,26 +165,13 @@ class Machine:
         held: dict[str, Trial] = {}
         for study in self.studies.values():
             for number, trial in study.trials.items():
-                self._check_trial(study, number, trial)
+                check_trial(study, number, trial, self.epoch)
                 if trial.state is TrialState.LEASED:
                     if trial.worker_id in held:
                         raise InternalError(f"worker {trial.worker_id} holds two leases")
                     held[trial.worker_id] = trial
             if study.state is StudyState.ENDED and study.live_trials():
                 raise InternalError(f"study {study.study_id} has ended with live trials")
-
-    def _check_trial(self, study: Study, number: int, trial: Trial) -> None:
-        where = f"trial {number} of study {study.study_id}"
-        if trial.trial_id != number:
-            raise InternalError(f"{where} is filed under another number")
-        if trial.state is TrialState.MEASURED and (trial.measurement is None or trial.value is None):
-            raise InternalError(f"{where} counts as measured without a measurement")
-        if trial.state is not TrialState.MEASURED and trial.value is not None:
-            raise InternalError(f"{where} has a value although nothing was measured")
-        if trial.told and not lifecycle.is_final(trial.state):
-            raise InternalError(f"{where} was told before it ended")
-        if trial.epoch > self.epoch:
-            raise InternalError(f"{where} is leased under an epoch that has not begun")
 
     # --- decisions -----------------------------------------------------------------------------------------------------
 
@@ -250,9 +239,9 @@ class Machine:
                     )
             if any(t.state is TrialState.PROPOSING and t.worker_id == worker.worker_id for t in study.trials.values()):
                 continue
-            created = policy.next_trial(study, worker, len(study.trials) + 1, self.elapsed(study, now))
-            if created is not None:
-                return created
+            step = policy.next_step(study, worker, len(study.trials) + 1, self.elapsed(study, now))
+            if step is not None:
+                return step
         return None
 
     def _trial_commands(self, study: Study, trial: Trial) -> list[Command]:
@@ -262,7 +251,7 @@ class Machine:
             return []
         if trial.state is TrialState.ABANDONED:
             return []
-        treatment = policy.TREATMENT[trial.outcome.outcome] if trial.outcome is not None else None
+        treatment = outcomes.TREATMENT[trial.outcome.outcome] if trial.outcome is not None else None
         amounts = trial.amounts
         if trial.state is TrialState.FAILED and treatment is not None and trial.outcome is not None:
             if not treatment.blames_config:
@@ -325,9 +314,7 @@ class Machine:
         assert isinstance(event, ev.StudyResumed)
         study = self.studies[event.study_id]
         self._move_study(study, StudyEvent.RESUMED, now, "resumed")
-        study.stop_reason, study.last_stamp, study.resumed_after = "", now, len(study.trials)
-        if event.effort is not None:
-            study.spec = replace(study.spec, effort=event.effort)
+        study.resume(event.effort, now)
 
     def _worker_ready(self, event: ev.Event, now: float) -> None:
         assert isinstance(event, ev.WorkerReady)
@@ -371,11 +358,19 @@ class Machine:
             source=event.source,
             state=TrialState.PROPOSING if event.config is None else TrialState.READY,
             config=dict(event.config) if event.config is not None else None,
+            heat=event.heat,
+            round=event.round,
         )
         if event.kind is TrialKind.BASELINE and not study.of_kind(TrialKind.BASELINE):
             trial.point = policy.baseline_point(study)
         trial.story.append(f"{now:.3f} created ({event.kind.value}) -> {trial.state.value}")
         study.trials[event.trial_id] = trial
+
+    def _race_began(self, event: ev.Event, now: float) -> None:
+        assert isinstance(event, ev.RaceBegan)
+        study = self.studies[event.study_id]
+        study.heats.append(Heat(number=event.heat, members=tuple(dict(member) for member in event.members)))
+        study.story.append(f"{now:.3f} heat {event.heat} of the race begins with {len(event.members)} members")
 
     def _point_proposed(self, event: ev.Event, now: float) -> None:
         assert isinstance(event, ev.PointProposed)
@@ -437,7 +432,7 @@ class Machine:
 
     def _settle(self, study: Study, trial: Trial, outcome: Outcome, now: float) -> None:
         """Decide what an attempt's outcome means for its trial."""
-        kind, treatment = outcome.outcome, policy.TREATMENT[outcome.outcome]
+        kind, treatment = outcome.outcome, outcomes.TREATMENT[outcome.outcome]
         text = f"attempt {outcome.attempt}: {kind.value}" + (f": {outcome.message}" if outcome.message else "")
         if kind is OutcomeClass.COMPLETE and outcome.measurement is not None:
             self._move(trial, TrialEvent.MEASURED, now, text)
@@ -490,7 +485,10 @@ class Machine:
 
     def _study_finished(self, event: ev.Event, now: float) -> None:
         assert isinstance(event, ev.StudyFinished)
-        self._move_study(self.studies[event.study_id], StudyEvent.DRAINED, now, "the plan is carried out")
+        study = self.studies[event.study_id]
+        self._move_study(study, StudyEvent.DRAINED, now, "the plan is carried out")
+        if not any(trial.state is TrialState.MEASURED for trial in study.trials.values()):
+            study.stop_reason = ev.StopReason.NOTHING_MEASURED.value
 
     def _study_ended(self, event: ev.Event, now: float) -> None:
         assert isinstance(event, ev.StudyEnded)

@@ -1,4 +1,4 @@
-"""What a study does next, and what each outcome means for it.  Pure functions of the study's state.
+"""What a study does next.  Pure functions of the study's state.
 
 A study has three parts: the **baseline** is measured several times (the noise floor), points are **explored** in
 groups that share a launch, and the best few **race** against the baseline in fresh, interleaved measurements.
@@ -6,71 +6,25 @@ groups that share a launch, and the best few **race** against the baseline in fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import StrEnum
 from statistics import fmean, median
 
-from autotuner.core.events import StopReason, TrialCreated
+from autotuner.core import race
+from autotuner.core.events import RaceBegan, StopReason, TrialCreated
 from autotuner.core.lifecycle import TrialState
 from autotuner.core.oom import kv_shortage, oom_probability
-from autotuner.core.space import ParameterKind, Space, Value, config_key
+from autotuner.core.outcomes import says_nothing
+from autotuner.core.space import ParameterKind, Space, Value
 from autotuner.core.state import Study, Trial, Worker
 from autotuner.core.trial import OutcomeClass, TrialKind
 
-__all__ = [
-    "TREATMENT",
-    "Phase",
-    "Treatment",
-    "baseline_fails",
-    "baseline_point",
-    "candidates",
-    "ceiling_of",
-    "hopeless",
-    "next_trial",
-    "pairs_wanted",
-    "phase",
-    "preflight",
-    "race_members",
-    "race_values",
-]
+__all__ = ["Phase", "baseline_fails", "baseline_point", "ceiling_of", "hopeless", "next_step", "phase", "preflight"]
 
-CRASH_AMOUNT = 3.0
-"""Constraint amount of a point that never gave a number: larger than any near miss."""
 MAX_OOM_PROBABILITY = 0.05
 SHORT_RACE = 3
 """Pairs of a race for which exploration leaves time at least."""
-MAX_SUBSTITUTES = 2
-"""Further points that may take the place of finalists that fail or break the budget when measured again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Treatment:
-    """What an outcome class means."""
-
-    blames_config: bool
-    """The sampler is told, as a constraint with ``amount``."""
-    retry: bool
-    """Another attempt may end better."""
-    amount: float = 0.0
-    counts_as_fault: bool = True
-    """The attempt counts against the study's ``max_attempts``."""
-
-
-TREATMENT: Mapping[OutcomeClass, Treatment] = {
-    OutcomeClass.COMPLETE: Treatment(blames_config=False, retry=False),
-    OutcomeClass.INFEASIBLE_CONFIG: Treatment(blames_config=True, retry=False, amount=CRASH_AMOUNT),
-    OutcomeClass.OOM_AT_START: Treatment(blames_config=True, retry=False, amount=CRASH_AMOUNT),
-    OutcomeClass.OOM_UNDER_LOAD: Treatment(blames_config=True, retry=False, amount=CRASH_AMOUNT),
-    OutcomeClass.CRASHED: Treatment(blames_config=True, retry=True, amount=CRASH_AMOUNT),
-    OutcomeClass.HUNG: Treatment(blames_config=True, retry=True, amount=CRASH_AMOUNT),
-    OutcomeClass.TIMED_OUT: Treatment(blames_config=True, retry=False, amount=CRASH_AMOUNT),
-    OutcomeClass.GARBAGE: Treatment(blames_config=True, retry=False, amount=CRASH_AMOUNT),
-    OutcomeClass.VOID: Treatment(blames_config=False, retry=True),
-    OutcomeClass.CANCELLED: Treatment(blames_config=False, retry=False),
-    OutcomeClass.PREEMPTED: Treatment(blames_config=False, retry=True, counts_as_fault=False),
-    OutcomeClass.INFRASTRUCTURE: Treatment(blames_config=False, retry=True),
-}
 
 
 class Phase(StrEnum):
@@ -132,7 +86,7 @@ def _fits(study: Study, elapsed: float, seconds: float) -> bool:
 def phase(study: Study, worker: Worker, elapsed: float) -> Phase:
     """Return the part that *study* is in when *worker* asks after *elapsed* seconds of work on it."""
     baselines = study.of_kind(TrialKind.BASELINE)
-    counted = [t for t in baselines if not _says_nothing(t)]
+    counted = [t for t in baselines if not says_nothing(t)]
     repeats = max(1, study.spec.search.baseline_repeats)
     if not baseline_fails(study) and len(counted) < repeats and len(baselines) < 2 * repeats:
         return Phase.BASELINE
@@ -140,12 +94,13 @@ def phase(study: Study, worker: Worker, elapsed: float) -> Phase:
         return Phase.EXPLORE
     if any(t.live for t in study.trials.values() if t.kind is not TrialKind.RACE):
         return Phase.EXPLORE
-    return Phase.RACE if _next_member(study, worker, elapsed) is not None else Phase.DONE
+    racing = race.begin(study) or race.next_entry(study, _fits_entries(study, worker, elapsed))
+    return Phase.RACE if racing is not None else Phase.DONE
 
 
 def baseline_fails(study: Study) -> bool:
     """Return whether the baseline itself does not work here, as against a host that could not measure it."""
-    return any(t.state is TrialState.FAILED and not _says_nothing(t) for t in study.of_kind(TrialKind.BASELINE))
+    return any(t.state is TrialState.FAILED and not says_nothing(t) for t in study.of_kind(TrialKind.BASELINE))
 
 
 def _explored(study: Study) -> int:
@@ -154,7 +109,7 @@ def _explored(study: Study) -> int:
 
 
 def _exploring(study: Study, worker: Worker, elapsed: float) -> bool:
-    if study.exhausted or study.of_kind(TrialKind.RACE) or not study.spec.space.parameters:
+    if study.exhausted or len(study.heats) > study.heats_before or not study.spec.space.parameters:
         return False
     if _explored(study) >= study.spec.effort.trials:
         return False
@@ -195,139 +150,65 @@ def ceiling_of(space: Space, full: Mapping[str, Value]) -> dict[str, Value]:
     return raised if not space.violations({**full, **raised}) else {}
 
 
-def race_values(study: Study, key: str) -> list[Trial]:
-    """Return the race's trials of the configuration *key*, in order of the pairs.
+def _fits_entries(study: Study, worker: Worker, elapsed: float) -> Callable[[int], bool]:
+    """Return what says whether there is time for a round with so many members."""
 
-    One that failed without saying anything about the configuration is left out: another takes its place in the pair.
-    """
-    return [t for t in study.of_kind(TrialKind.RACE) if t.key == key and not _says_nothing(t)]
+    def fits(members: int) -> bool:
+        launches = 0 if worker.resident_engines >= members else members - 1
+        return _fits(study, elapsed, members * _segment_seconds(study) + launches * _launch_seconds(study))
 
-
-def _says_nothing(trial: Trial) -> bool:
-    """Return whether a trial ended without telling anything about its configuration."""
-    if trial.state is not TrialState.FAILED or trial.outcome is None:
-        return False
-    return not TREATMENT[trial.outcome.outcome].blames_config
+    return fits
 
 
-def candidates(study: Study) -> list[Trial]:
-    """Return the explored feasible points that are worth a race, best first, one per configuration."""
-    baselines = [t for t in study.of_kind(TrialKind.BASELINE) if t.state is TrialState.MEASURED]
-    bar = 0.0
-    if baselines and all(t.feasible for t in baselines):
-        bar = fmean(t.value for t in baselines if t.value is not None)
-    base_key = config_key(study.baseline_config())
-    best: dict[str, Trial] = {}
-    for trial in study.of_kind(TrialKind.EXPLORE):
-        if not trial.feasible or trial.value is None or trial.key == base_key or trial.value <= bar:
-            continue
-        if trial.key not in best or trial.value > (best[trial.key].value or 0.0):
-            best[trial.key] = trial
-    return sorted(best.values(), key=lambda t: (-(t.value or 0.0), t.trial_id))
-
-
-def race_members(study: Study) -> list[dict[str, Value]]:
-    """Return the configurations in the race, the baseline first where it could be measured."""
-    base_key = config_key(study.baseline_config())
-    entered: dict[str, dict[str, Value]] = {}
-    out: set[str] = set()
-    for trial in study.of_kind(TrialKind.RACE):
-        if trial.key != base_key:
-            entered.setdefault(trial.key, dict(trial.config or {}))
-            failed = trial.state is TrialState.FAILED and not _says_nothing(trial)
-            if failed or _breaks_budget(race_values(study, trial.key)):
-                out.add(trial.key)
-    running = [config for key, config in entered.items() if key not in out]
-    if not running and len(entered) < study.spec.search.finalists + MAX_SUBSTITUTES:
-        fresh = [dict(t.config or {}) for t in candidates(study) if t.key not in out]
-        running = fresh[: study.spec.search.finalists]
-    if not running:
-        return []
-    has_baseline = any(t.state is TrialState.MEASURED for t in study.of_kind(TrialKind.BASELINE))
-    return [study.baseline_config(), *running] if has_baseline else running
-
-
-def _breaks_budget(trials: list[Trial]) -> bool:
-    """Return whether a finalist broke a limit on average over three measurements or more."""
-    measured = [t for t in trials if t.state is TrialState.MEASURED]
-    series: dict[str, list[float]] = {}
-    for trial in measured:
-        for name, amount in trial.amounts:
-            series.setdefault(name, []).append(amount)
-    return len(measured) >= 3 and any(fmean(amounts) > 0 for amounts in series.values())
-
-
-def pairs_wanted(study: Study) -> int:
-    """Return the number of interleaved rounds of the race."""
-    return max(2, study.spec.search.race_pairs)
-
-
-def _losing(study: Study, key: str) -> bool:
-    """Return whether a finalist is behind a feasible baseline after three pairs: going on would be futile."""
-    base = race_values(study, config_key(study.baseline_config()))
-    if not base or not all(t.feasible for t in base if t.state is TrialState.MEASURED):
-        return False
-    pairs = [
-        (b.value, c.value)
-        for b, c in zip(base, race_values(study, key), strict=False)
-        if b.value is not None and c.value is not None
-    ]
-    return len(pairs) >= 3 and fmean(new for _, new in pairs) <= fmean(old for old, _ in pairs)
-
-
-def _next_member(study: Study, worker: Worker, elapsed: float) -> dict[str, Value] | None:
-    members = race_members(study)
-    base_key = config_key(study.baseline_config())
-    if not [m for m in members if config_key(m) != base_key and not _losing(study, config_key(m))]:
-        return None
-    if sum(_says_nothing(t) for t in study.of_kind(TrialKind.RACE)) > pairs_wanted(study):
-        return None  # this host does not get measurements done
-    counts = {config_key(m): len(race_values(study, config_key(m))) for m in members}
-    cost = len(members) * _segment_seconds(study)
-    if worker.resident_engines < len(members):
-        cost += (len(members) - 1) * _launch_seconds(study)
-    for index in range(pairs_wanted(study)):
-        round_open = any(count > index for count in counts.values())
-        for member in members if index % 2 == 0 else list(reversed(members)):
-            if counts[config_key(member)] <= index:
-                return member if round_open or _fits(study, elapsed, cost) else None
-    return None
-
-
-def next_trial(study: Study, worker: Worker, trial_id: int, elapsed: float) -> TrialCreated | None:
-    """Return the trial that *worker* should do next for *study*, or ``None`` when there is nothing for it now."""
+def next_step(study: Study, worker: Worker, trial_id: int, elapsed: float) -> TrialCreated | RaceBegan | None:
+    """Return what *worker* should do next for *study*, or ``None`` when there is nothing for it now."""
     part = phase(study, worker, elapsed)
-    kind, source, config, group = TrialKind.EXPLORE, "", None, trial_id
-    fixed: dict[str, Value] = {}
-    ceiling: dict[str, Value] = {}
-    hot = False
     if part is Phase.BASELINE:
-        kind, source, config = TrialKind.BASELINE, "baseline", study.baseline_config()
-    elif part is Phase.EXPLORE and _exploring(study, worker, elapsed):
-        first = _open_group(study, worker)
-        hot = worker.hot_capable and study.spec.search.hot_points_per_launch > 1 and bool(study.spec.space.hot_names())
-        if first is not None and first.point is not None:
-            group, fixed = first.group, study.spec.space.cold_part(first.point)
-            names = study.spec.space.hot_names()
-            ceiling = {k: v for k, v in (first.launch_config or {}).items() if k in names}
-    elif part is Phase.RACE:
-        if any(t.live and t.worker_id != worker.worker_id for t in study.of_kind(TrialKind.RACE)):
-            return None  # a pair only counts when one worker measured both sides
-        kind, source, config = TrialKind.RACE, "race", _next_member(study, worker, elapsed)
-    else:
+        return _created(study, worker, trial_id, TrialKind.BASELINE, study.baseline_config())
+    if part is Phase.EXPLORE and _exploring(study, worker, elapsed):
+        return _exploration(study, worker, trial_id)
+    if part is not Phase.RACE:
         return None
+    if any(t.live and t.worker_id != worker.worker_id for t in study.of_kind(TrialKind.RACE)):
+        return None  # a pair only counts when one worker measured both sides
+    heat = race.begin(study)
+    if heat is not None:
+        return heat
+    entry = race.next_entry(study, _fits_entries(study, worker, elapsed))
+    if entry is None:
+        return None
+    config, number, in_round = entry
+    created = _created(study, worker, trial_id, TrialKind.RACE, config)
+    return replace(created, heat=number, round=in_round)
+
+
+def _created(
+    study: Study, worker: Worker, trial_id: int, kind: TrialKind, config: Mapping[str, Value] | None
+) -> TrialCreated:
     return TrialCreated(
         study_id=study.study_id,
         trial_id=trial_id,
         kind=kind,
         worker_id=worker.worker_id,
-        group=group,
+        group=trial_id,
         config=config,
-        fixed=fixed,
-        ceiling=ceiling,
-        hot=hot,
-        source=source,
+        fixed={},
+        ceiling={},
+        hot=False,
+        source="" if config is None else kind.value,
     )
+
+
+def _exploration(study: Study, worker: Worker, trial_id: int) -> TrialCreated:
+    """Return a point of the sampler's choice: a hot one of the running launch where it may take one more."""
+    space = study.spec.space
+    hot = worker.hot_capable and study.spec.search.hot_points_per_launch > 1 and bool(space.hot_names())
+    created = replace(_created(study, worker, trial_id, TrialKind.EXPLORE, None), hot=hot)
+    first = _open_group(study, worker)
+    if first is None or first.point is None:
+        return created
+    ceiling = {k: v for k, v in (first.launch_config or {}).items() if k in space.hot_names()}
+    return replace(created, group=first.group, fixed=space.cold_part(first.point), ceiling=ceiling)
 
 
 def baseline_point(study: Study) -> dict[str, Value] | None:
@@ -385,8 +266,8 @@ def hopeless(study: Study) -> StopReason | None:
     last = ended[-3:]
     if len(last) == 3 and all(t.outcome and t.outcome.outcome is OutcomeClass.INFRASTRUCTURE for t in last):
         return StopReason.INFRASTRUCTURE
-    if len(ended) >= 8 and all(_says_nothing(t) for t in ended[-8:]):
+    if len(ended) >= 8 and all(says_nothing(t) for t in ended[-8:]):
         return StopReason.INFRASTRUCTURE
-    if len(ended) >= 4 and all(t.state is TrialState.FAILED and not _says_nothing(t) for t in ended):
+    if len(ended) >= 4 and all(t.state is TrialState.FAILED and not says_nothing(t) for t in ended):
         return StopReason.NOTHING_STARTS
     return None

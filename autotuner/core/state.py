@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autotuner.core.lifecycle import StudyState, TrialState
 from autotuner.core.space import Config, Value, config_key
-from autotuner.core.study import StudySpec
+from autotuner.core.study import Effort, StudySpec
 from autotuner.core.trial import Measurement, Outcome, TrialKind
 
-__all__ = ["Study", "Trial", "Worker"]
+__all__ = ["Heat", "Study", "Trial", "Worker"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,6 +32,8 @@ class Trial:
     point: dict[str, Value] | None = None
     """The searched part of ``config``; ``None`` until proposed."""
     launch_config: dict[str, Value] | None = None
+    heat: int = 0
+    round: int = 0
     attempt: int = 0
     faults: int = 0
     """Attempts that ended in a retried failure."""
@@ -63,6 +65,14 @@ class Trial:
         return self.state in (TrialState.PROPOSING, TrialState.READY, TrialState.LEASED)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heat:
+    """A field of the race."""
+
+    number: int
+    members: tuple[dict[str, Value], ...]
+
+
 @dataclass(slots=True, kw_only=True)
 class Worker:
     """One worker as the journal knows it."""
@@ -92,6 +102,11 @@ class Study:
     stop_reason: str = ""
     resumed_after: int = 0
     """Trials that there were when the study was last resumed; what failed before does not end it again."""
+    discounted: int = 0
+    """Trials up to this number count for nothing: they came to nothing before the study was resumed."""
+    heats: list[Heat] = field(default_factory=list)
+    heats_before: int = 0
+    """Heats that were over when the budget was last changed."""
     launches: dict[str, int] = field(default_factory=dict)
     """Engine starts by identifier, numbered from 1 in order of appearance; attempts that failed count too."""
     exhausted: bool = False
@@ -104,9 +119,23 @@ class Study:
         if outcome.launch is not None:
             self.launches.setdefault(outcome.launch.launch_id, len(self.launches) + 1)
 
+    def resume(self, effort: Effort | None, now: float) -> None:
+        """Go on, with another budget where one is given; what came to nothing before counts no more."""
+        self.stop_reason, self.last_stamp, self.resumed_after = "", now, len(self.trials)
+        if not any(trial.state is TrialState.MEASURED for trial in self.trials.values()):
+            self.discounted = len(self.trials)
+        if effort is not None and effort != self.spec.effort:
+            self.spec = replace(self.spec, effort=effort)
+            self.heats_before = len(self.heats)
+            self.exhausted = False
+
     def of_kind(self, kind: TrialKind) -> list[Trial]:
-        """Return the trials of *kind* that were not abandoned, in order."""
-        return [t for t in self.trials.values() if t.kind is kind and t.state is not TrialState.ABANDONED]
+        """Return the trials of *kind* that count (not abandoned, not discounted), in order."""
+        return [
+            t
+            for t in self.trials.values()
+            if t.kind is kind and t.state is not TrialState.ABANDONED and t.trial_id > self.discounted
+        ]
 
     def live_trials(self) -> list[Trial]:
         """Return the trials that are not final, in order."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import fmean, stdev
 
 from autotuner.core.trial import Interval
@@ -51,6 +52,7 @@ def _t_cdf(t: float, df: float) -> float:
     return 1.0 - tail / 2.0 if t > 0 else tail / 2.0
 
 
+@lru_cache(maxsize=1024)
 def t_quantile(probability: float, df: float) -> float:
     """Return the *probability* quantile (0.5 < p < 1) of Student's t with *df* degrees of freedom."""
     if not 0.5 < probability < 1.0 or df < 1:
@@ -95,10 +97,11 @@ def noise_floor(values: Sequence[float], confidence: float) -> float | None:
     """Return the relative difference that the means of two equal sets like *values* may show by chance.
 
     Half width of the interval of a ratio of two such means when both come from the same configuration:
-    ``t * s * sqrt(2 / n)`` with *s* the standard deviation of the logs.  ``None`` for fewer than two values.
+    ``t * s * sqrt(2 / n)`` with *s* the standard deviation of the logs and *t* of n - 1 degrees of freedom, because *s*
+    comes from these n values alone.  ``None`` for fewer than two values.
     """
     if len(values) < 2 or min(values) <= 0:
         return None
     logs = [math.log(value) for value in values]
     n = len(logs)
-    return math.expm1(t_quantile(0.5 + confidence / 2.0, 2 * n - 2) * stdev(logs) * math.sqrt(2.0 / n))
+    return math.expm1(t_quantile(0.5 + confidence / 2.0, n - 1) * stdev(logs) * math.sqrt(2.0 / n))

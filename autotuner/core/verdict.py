@@ -7,22 +7,18 @@ so that a lucky measurement cannot win.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
-from autotuner.core import statistics
+from autotuner.core import race, statistics
 from autotuner.core.lifecycle import StudyState, TrialState
-from autotuner.core.policy import baseline_fails, candidates, pairs_wanted, race_values
+from autotuner.core.policy import baseline_fails
 from autotuner.core.results import StudyResult, Summary, TrialRecord, Verdict, VerdictKind
 from autotuner.core.space import Config, config_key
 from autotuner.core.state import Study, Trial
 from autotuner.core.trial import Interval, OutcomeClass, TrialKind
 
 __all__ = ["conclude", "records"]
-
-UPPER_BOUND = 0.95
-"""One-sided confidence with which a finalist must keep a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,48 +33,23 @@ class _Finalist:
         return fmean(t.value for t in self.trials if t.value is not None)
 
 
-def _measured(trials: Iterable[Trial]) -> list[Trial]:
-    return [t for t in trials if t.state is TrialState.MEASURED and t.value is not None]
-
-
-def _upper(amounts: list[float]) -> float:
-    """Return the one-sided upper bound of the mean of *amounts*."""
-    if len(amounts) < 2:
-        return amounts[0]
-    half = statistics.t_quantile(UPPER_BOUND, len(amounts) - 1) * stdev(amounts) / math.sqrt(len(amounts))
-    return fmean(amounts) + half
-
-
-def _broken(trials: list[Trial]) -> tuple[str, ...]:
-    """Return the constraints that *trials* of one configuration do not keep with confidence."""
-    series: dict[str, list[float]] = {}
-    for trial in trials:
-        for name, amount in trial.amounts:
-            series.setdefault(name, []).append(amount)
-    return tuple(name for name, amounts in series.items() if _upper(amounts) > 0)
-
-
-def _finalists(study: Study, base: list[Trial]) -> list[_Finalist]:
+def _finalists(study: Study) -> list[_Finalist]:
+    """Return every configuration that was raced, with its gain over the baseline from the pairs of its own heat."""
     base_key = config_key(study.baseline_config())
-    keys = list(dict.fromkeys(t.key for t in study.of_kind(TrialKind.RACE) if t.key != base_key))
-    base_race = race_values(study, base_key)
-    confidence = 1.0 - (1.0 - study.spec.search.confidence) / max(1, len(keys))
+    fields = [(h, key) for h in study.heats for m in h.members if (key := config_key(m)) != base_key]
+    confidence = 1.0 - (1.0 - study.spec.search.confidence) / max(1, len(fields))
     found = []
-    for key in keys:
-        mine = race_values(study, key)
-        measured = _measured(mine)
-        if not measured or any(t.state is TrialState.FAILED for t in mine):
+    for heat, key in fields:
+        base, mine = race.entries(study, heat.number, base_key), race.entries(study, heat.number, key)
+        done = race.measured(list(mine.values()))
+        if not done or any(t.state is TrialState.FAILED for t in mine.values()):
             continue
-        pairs = [
-            (b.value, c.value)
-            for b, c in zip(base_race, mine, strict=False)
-            if b.value is not None and c.value is not None
-        ]
+        pairs = [(base[r].value or 0.0, mine[r].value or 0.0) for r in sorted(base.keys() & mine.keys())]
         positive = [(old, new) for old, new in pairs if old > 0 and new > 0]
         gain = None
-        if base and len(positive) >= 2:
+        if len(positive) >= 2:
             gain = statistics.paired_gain([old for old, _ in positive], [new for _, new in positive], confidence)
-        found.append(_Finalist(trials=measured, gain=gain, pairs=len(positive), broken=_broken(measured)))
+        found.append(_Finalist(trials=done, gain=gain, pairs=len(positive), broken=race.not_surely_kept(done)))
     return found
 
 
@@ -110,7 +81,7 @@ def _tightest(trials: list[Trial]) -> tuple[str, ...]:
 
 def _closest(study: Study) -> Trial | None:
     """Return the measured point whose worst constraint is the smallest."""
-    points = [t for t in _measured(study.trials.values()) if t.amounts]
+    points = [t for t in race.measured(list(study.trials.values())) if t.amounts]
     return min(points, key=lambda t: (max(a for _, a in t.amounts), -(t.value or 0.0)), default=None)
 
 
@@ -128,15 +99,14 @@ def _no_gain(kind: VerdictKind, study: Study, reason: str, binding: tuple[str, .
 
 def _without_finalist(study: Study, base: list[Trial]) -> tuple[Verdict, list[Trial]]:
     """Decide when no finalist keeps the budget (or none was raced)."""
-    base_ok = bool(base) and not _broken(base)
-    waiting = candidates(study)
-    raced = {t.key for t in _measured(study.of_kind(TrialKind.RACE))}
+    base_ok = bool(base) and not race.baseline_breaks(study)
+    waiting = race.candidates(study)
+    raced = {t.key for t in race.measured(study.of_kind(TrialKind.RACE))}
     unraced = [t for t in waiting if t.key not in raced]
     if unraced and (not raced or not base_ok):
-        reason = "the budget ended before the best point could be confirmed against the baseline in fresh measurements"
-        return _no_gain(VerdictKind.INCONCLUSIVE, study, reason, _tightest(unraced[:1])), base if base_ok else unraced[
-            :1
-        ]
+        best = unraced[0]
+        reason = f"trial {best.trial_id} looks best but was not confirmed against the baseline in fresh measurements"
+        return _no_gain(VerdictKind.INCONCLUSIVE, study, reason, _tightest([best])), base or [best]
     if base_ok:
         reason = (
             "the finalists did not keep the latency budget when measured again"
@@ -153,7 +123,7 @@ def _without_finalist(study: Study, base: list[Trial]) -> tuple[Verdict, list[Tr
     binding = tuple(name for name, amount in closest.amounts if amount > 0)
     if not binding:
         reason = "some points kept the latency budget once, but not when measured again"
-        return _no_gain(VerdictKind.INCONCLUSIVE, study, reason, _tightest([closest])), [closest]
+        return _no_gain(VerdictKind.INCONCLUSIVE, study, reason, _tightest([closest])), base or [closest]
     worst = max(closest.amounts, key=lambda pair: pair[1])
     reason = f"no measured point keeps the latency budget; the closest exceeds {worst[0]} by {worst[1]:.0%}"
     return _no_gain(VerdictKind.INFEASIBLE, study, reason, binding), [closest]
@@ -174,18 +144,20 @@ def _with_finalist(
             kind, reason = VerdictKind.BETTER, "the baseline does not work here; the winner keeps the latency budget"
         else:
             kind, reason = VerdictKind.INCONCLUSIVE, "fewer than two pairs with the baseline could be measured"
-        return _no_gain(kind, study, reason, _tightest(best.trials)), best.trials
+        chosen = best.trials if kind is VerdictKind.BETTER else base or best.trials
+        return _no_gain(kind, study, reason, _tightest(chosen)), chosen
     bar = max(floor or 0.0, search.min_gain)
-    base_broken = _broken(base)
+    base_broken = race.baseline_breaks(study)
     if base_broken:
         kind, chosen = VerdictKind.BETTER, best.trials
-        reason = f"the baseline breaks {', '.join(base_broken)}; the winner keeps the latency budget"
+        than = f"{abs(gain.value):.1%} {'faster' if gain.value > 0 else 'slower'}"
+        reason = f"the baseline breaks {', '.join(base_broken)}; the winner keeps the latency budget and is {than}"
     elif gain.low > 0 and gain.value > bar:
         kind, chosen = VerdictKind.BETTER, best.trials
         reason = f"the gain exceeds the noise floor and its {search.confidence:.0%} interval excludes zero"
-    elif best.pairs < pairs_wanted(study) and gain.value > 0 and gain.high > bar:
+    elif best.pairs < race.rounds_wanted(study) and gain.value > 0 and gain.high > bar:
         kind, chosen = VerdictKind.INCONCLUSIVE, base
-        reason = f"only {best.pairs} of {pairs_wanted(study)} pairs could be measured; keep what you have"
+        reason = f"only {best.pairs} of {race.rounds_wanted(study)} pairs were measured; keep what you have"
     else:
         kind, chosen = VerdictKind.NO_DIFFERENCE, base
         reason = f"the best finalist's gain of {gain.value:+.1%} does not stand out from the noise; keep what you have"
@@ -253,7 +225,9 @@ def _unproven_answers(study: Study, config: Config) -> str:
 def _notes(study: Study) -> tuple[str, ...]:
     notes: list[str] = []
     ignored: dict[str, None] = {}
-    unsteady = [t.trial_id for t in _measured(study.trials.values()) if t.measurement and not t.measurement.steady]
+    unsteady = [
+        t.trial_id for t in race.measured(list(study.trials.values())) if t.measurement and not t.measurement.steady
+    ]
     void = [t.trial_id for t in study.trials.values() if t.outcome and t.outcome.outcome is OutcomeClass.VOID]
     for trial in study.trials.values():
         if trial.outcome is not None and trial.outcome.launch is not None:
@@ -269,15 +243,15 @@ def _notes(study: Study) -> tuple[str, ...]:
 
 def conclude(study: Study, now: float) -> StudyResult:
     """Return everything that is known about *study* at the time *now* (UTC seconds); partial while it runs."""
-    base = _measured(study.of_kind(TrialKind.BASELINE))
+    base = race.measured(study.of_kind(TrialKind.BASELINE))
     base_key = config_key(study.baseline_config())
-    base_race = _measured(race_values(study, base_key))
-    kept = [f for f in _finalists(study, base) if not f.broken]
+    base_race = race.measured([t for t in study.of_kind(TrialKind.RACE) if t.key == base_key])
+    kept = [f for f in _finalists(study) if not f.broken]
     floor = statistics.noise_floor(
         [t.value for t in base + base_race if t.value is not None], study.spec.search.confidence
     )
     if kept:
-        best = max(kept, key=lambda f: f.gain.value if f.gain is not None else f.value)
+        best = max(kept, key=lambda f: (f.gain is not None, f.gain.value if f.gain is not None else f.value))
         verdict, chosen = _with_finalist(study, base, best, floor)
     else:
         verdict, chosen = _without_finalist(study, base)

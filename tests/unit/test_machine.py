@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from autotuner.core import events as ev
+from autotuner.core import race
 from autotuner.core.lifecycle import StudyState, TrialState, is_final
 from autotuner.core.results import VerdictKind
 from autotuner.core.space import Lever
-from autotuner.core.study import SearchPlan
+from autotuner.core.study import Effort, SearchPlan
 from autotuner.core.trial import Assignment, Outcome, OutcomeClass, TrialKind
 from autotuner.errors import IllegalTransition, StaleLease
 from tests.fakes import studies
@@ -324,13 +325,18 @@ def test_final_states_are_those_without_a_way_on() -> None:
     }
 
 
-def test_finalists_are_raced_with_a_stricter_interval_when_there_are_more() -> None:
+def test_every_finalist_is_raced_in_every_round() -> None:
     world = World()
-    world.submit(studies.spec(limit=None, trials=15, search=SearchPlan(finalists=3, race_pairs=3)))
+    world.submit(studies.spec(limit=None, trials=15, search=SearchPlan(finalists=3, race_pairs=2)))
     world.worker()
     world.run()
-    race = world.machine.studies["s"].of_kind(TrialKind.RACE)
-    assert 2 <= len({t.key for t in race}) <= 4
+    study = world.machine.studies["s"]
+    field = len(study.heats[0].members)
+    assert field == 1 + min(3, len(race.candidates(study)))
+    assert field > 2
+    keys = [t.key for t in study.of_kind(TrialKind.RACE)]
+    assert keys == [*keys[:field], *reversed(keys[:field])]
+    assert len(set(keys)) == field
 
 
 def test_a_void_race_measurement_is_made_up_for() -> None:
@@ -404,3 +410,47 @@ def test_a_study_in_which_nothing_started_may_be_resumed_when_the_fault_is_mende
     world.run()
     assert world.results["s"].complete
     assert world.results["s"].points > 10
+
+
+def test_a_raised_budget_explores_more_and_races_again() -> None:
+    world = World()
+    world.submit(studies.spec(trials=5, limit=None))
+    world.worker()
+    world.run()
+    first = len(world.machine.studies["s"].trials)
+    world.post(ev.StudyResumed(study_id="s", effort=Effort(trials=14)))
+    world.run()
+    study = world.machine.studies["s"]
+    assert len(study.of_kind(TrialKind.EXPLORE)) == 13
+    assert len(study.heats) == 2
+    assert any(t.kind is TrialKind.RACE and t.trial_id > first for t in study.trials.values())
+
+
+def test_a_plan_without_a_single_measurement_is_not_complete_and_may_be_tried_again() -> None:
+    broken = [True]
+
+    def answer(given: Assignment) -> Outcome:
+        return studies.failed(given, OutcomeClass.OOM_AT_START) if broken else on_surface(given)
+
+    world = World(answer=answer)
+    world.submit(studies.spec(trials=3, limit=None))
+    world.worker()
+    world.run()
+    assert (world.results["s"].complete, world.results["s"].stopped) == (False, "nothing_measured")
+    broken.clear()
+    world.post(ev.StudyResumed(study_id="s"))
+    world.run()
+    assert world.results["s"].complete
+    assert len(world.machine.studies["s"].of_kind(TrialKind.BASELINE)) == 3
+
+
+def test_all_points_of_a_round_see_the_same_schedule() -> None:
+    world = World()
+    world.submit(studies.spec(limit=None))
+    world.worker()
+    seeds: dict[tuple[int, int], set[int]] = {}
+    while (given := world.step()) is not None:
+        trial = world.machine.studies["s"].trials[given.trial_id]
+        seeds.setdefault((trial.heat, trial.round), set()).add(given.seed)
+    assert all(len(used) == 1 for used in seeds.values())
+    assert len({seed for used in seeds.values() for seed in used}) == len(seeds) == 5
