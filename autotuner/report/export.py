@@ -23,7 +23,7 @@ import yaml
 from autotuner.core.results import StudyResult, VerdictKind
 from autotuner.core.space import Config, EngineDescription, Value
 from autotuner.errors import Refused
-from autotuner.report.figures import headline, is_simulated
+from autotuner.report.figures import headline, is_simulated, unproven
 
 __all__ = [
     "ExportFormat",
@@ -180,7 +180,8 @@ def export(result: StudyResult, form: ExportFormat, executable: str = "vllm") ->
     """Return the winner of *result* as text in *form*, with the verdict in a comment.
 
     Raises:
-        Refused: The result is simulated, names no configuration, or its configuration breaks the latency budget.
+        Refused: The result is simulated, names no configuration, or its configuration breaks the latency budget or is
+            unproven.
     """
     if is_simulated(result.spec):
         raise Refused("this result comes from the simulated engine: it is never exported as a real configuration")
@@ -188,6 +189,8 @@ def export(result: StudyResult, form: ExportFormat, executable: str = "vllm") ->
         raise Refused("the study found no configuration to export")
     if result.verdict.kind is VerdictKind.INFEASIBLE:
         raise Refused("the closest configuration breaks the latency budget: it is not exported")
+    if unproven(result):
+        raise Refused("nothing was decided about the candidate: it is not exported; keep what you have")
     engine = f"{result.spec.engine.kind} {result.spec.engine.version}".strip()
     comment = f"# {result.spec.name}, measured with {engine}. {headline(result)}\n"
     return comment + _HINTS[form] + _body(result, form, executable)
@@ -196,8 +199,8 @@ def export(result: StudyResult, form: ExportFormat, executable: str = "vllm") ->
 def labelled(result: StudyResult, form: ExportFormat) -> str:
     """Return what may be shown or written for *result* in any case, safe by its form.
 
-    A real configuration that keeps its budget comes as ``export`` returns it.  A simulated one, or one that breaks the
-    budget, comes for reading only: every line begins with a label, so that no line of it can be used as it is.
+    A real configuration that keeps its budget comes as ``export`` returns it.  A simulated one, one that breaks the
+    budget, or one that nothing was decided about comes for reading only: every line begins with a label, so that no line of it can be used as it is.
 
     Raises:
         Refused: The study names no configuration.
@@ -208,6 +211,8 @@ def labelled(result: StudyResult, form: ExportFormat) -> str:
         label, why = "SIMULATED", "these figures come from a simulated engine; do not deploy"
     elif result.verdict.kind is VerdictKind.INFEASIBLE:
         label, why = "OVER BUDGET", "the closest configuration breaks the latency budget; do not deploy"
+    elif unproven(result):
+        label, why = "UNPROVEN", "nothing was decided about this candidate; keep what you have"
     else:
         return export(result, form)
     lines = [why, *_body(result, form, "vllm").rstrip("\n").split("\n")]

@@ -13,13 +13,14 @@ from enum import StrEnum
 from autotuner.core.budget import Limit
 from autotuner.core.lifecycle import TrialState
 from autotuner.core.results import StudyResult, Summary, TrialRecord, VerdictKind
-from autotuner.core.space import Config, Value
+from autotuner.core.space import Config, Value, config_key
 from autotuner.core.study import Objective, StudySpec
 from autotuner.core.trial import Interval, OutcomeClass, TrialKind
 
 __all__ = [
     "LimitCheck",
     "Status",
+    "because",
     "best_so_far",
     "binding_text",
     "changes",
@@ -29,6 +30,7 @@ __all__ = [
     "gain_text",
     "headline",
     "is_simulated",
+    "keeps_baseline",
     "key_parameters",
     "latency_text",
     "limit_checks",
@@ -42,6 +44,7 @@ __all__ = [
     "shown_latencies",
     "status",
     "unit",
+    "unproven",
     "value_text",
     "winner_name",
 ]
@@ -122,8 +125,27 @@ def finite(value: float | None) -> float | None:
 
 
 def winner_name(result: StudyResult) -> str:
-    """Return what ``result.winner`` is called: without a point that keeps the budget it is only the closest."""
-    return "closest" if result.verdict.kind is VerdictKind.INFEASIBLE else "winner"
+    """Return what ``result.winner`` is called: only what was proven, or kept, is a winner."""
+    if result.verdict.kind is VerdictKind.INFEASIBLE:
+        return "closest"
+    if unproven(result):
+        return "candidate (unproven)"
+    return "to keep" if result.verdict.kind is VerdictKind.INCONCLUSIVE else "winner"
+
+
+def keeps_baseline(result: StudyResult) -> bool:
+    """Return whether ``result.winner`` is the baseline itself."""
+    return result.winner is not None and config_key(result.winner.config) == config_key(_baseline_config(result))
+
+
+def unproven(result: StudyResult) -> bool:
+    """Return whether ``result.winner`` differs from the baseline and nothing was decided about it."""
+    undecided = result.verdict.kind is VerdictKind.INCONCLUSIVE
+    return undecided and result.winner is not None and not keeps_baseline(result)
+
+
+def _baseline_config(result: StudyResult) -> Config:
+    return result.baseline.config if result.baseline is not None else result.spec.space.full(result.spec.baseline)
 
 
 def unit(spec: StudySpec) -> str:
@@ -223,6 +245,8 @@ def gain_text(result: StudyResult) -> str:
 
 def headline(result: StudyResult) -> str:
     """Return the answer in one sentence."""
+    if not result.points:
+        return f"Nothing could be measured{_why_nothing(result)}."
     kind, gain, name = result.verdict.kind, gain_text(result), objective_name(result.spec)
     if kind is VerdictKind.BETTER:
         return f"Change to the winner: {gain} {name}." if gain else "Change to the winner."
@@ -232,6 +256,26 @@ def headline(result: StudyResult) -> str:
         binding = binding_text(result.verdict.binding)
         return f"Nothing measured keeps the latency budget{f': {binding} binds' if binding else ''}."
     return "Not decided: keep what you have until a longer study says more."
+
+
+def because(result: StudyResult) -> str:
+    """Return the verdict's reason as a sentence; empty where the headline says it already."""
+    reason = result.verdict.reason.rstrip(".")
+    return reason[:1].upper() + reason[1:] + "." if reason and result.points else ""
+
+
+def _why_nothing(result: StudyResult) -> str:
+    reason = result.verdict.reason.strip().rstrip(".")
+    start = "nothing could be measured"
+    if reason.lower().startswith(start):
+        reason = reason[len(start) :].lstrip(": ")
+    if not reason:
+        reason = next((_trouble(trial) for trial in reversed(result.trials) if _trouble(trial)), "").rstrip(".")
+    return f": {reason}" if reason else ""
+
+
+def _trouble(trial: TrialRecord) -> str:
+    return (trial.outcome.message if trial.outcome is not None else "") or trial.refused
 
 
 def best_so_far(trials: Sequence[TrialRecord]) -> tuple[float | None, ...]:
@@ -268,7 +312,7 @@ def setting_text(name: str, value: Value | None) -> str:
 
 def differences(trial: TrialRecord, result: StudyResult) -> dict[str, Value | None]:
     """Return the parameters of *trial* that differ from the baseline's, in the order of ``key_parameters``."""
-    base = result.baseline.config if result.baseline is not None else result.spec.space.full(result.spec.baseline)
+    base = _baseline_config(result)
     return {name: trial.config.get(name) for name in key_parameters(result) if trial.config.get(name) != base.get(name)}
 
 

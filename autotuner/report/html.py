@@ -25,12 +25,14 @@ from autotuner.report.charts import (
 from autotuner.report.export import ExportFormat, export, labelled
 from autotuner.report.figures import (
     Status,
+    because,
     best_so_far,
     changes,
     duration,
     finite,
     headline,
     is_simulated,
+    keeps_baseline,
     latency_text,
     limit_checks,
     limit_text,
@@ -42,6 +44,7 @@ from autotuner.report.figures import (
     shown_latencies,
     status,
     unit,
+    unproven,
     value_text,
     winner_name,
 )
@@ -100,10 +103,10 @@ def _header(result: StudyResult) -> str:
 def _answer(result: StudyResult) -> str:
     verdict = result.verdict
     parts = [f'<p class="headline">{escape(headline(result))}</p>']
-    if verdict.reason:
+    reason = because(result)
+    if reason:
         pairs = f" Based on {verdict.pairs} fresh, interleaved pairs." if verdict.pairs else ""
-        reason = verdict.reason[:1].upper() + verdict.reason[1:]
-        parts.append(f'<p class="soft">{escape(reason)}.{pairs}</p>')
+        parts.append(f'<p class="soft">{escape(reason)}{pairs}</p>')
     gain, low, high = finite(verdict.gain), finite(verdict.gain_low), finite(verdict.gain_high)
     floor = finite(result.noise_floor)
     if gain is not None and low is not None and high is not None:
@@ -147,12 +150,16 @@ def _command(result: StudyResult) -> str:
         return _section("What would be run", _code(labelled(result, ExportFormat.ARGV)) + _changes(result))
     if result.verdict.kind is VerdictKind.INFEASIBLE:
         return _section("The closest point (it breaks the latency budget)", _changes(result))
+    if unproven(result):
+        body = _code(labelled(result, ExportFormat.ARGV)) + _changes(result)
+        return _section("The candidate (unproven: keep what you have)", body)
     command = export(result, ExportFormat.ARGV)
     parts = [_code(command.split("\n", 1)[1])]  # the comment says what the page says
     for form, name in _FORMS.items():
         if form is not ExportFormat.ARGV:
             parts.append(f"<details><summary>{escape(name)}</summary>{_code(export(result, form))}</details>")
-    return _section("Run this", "".join(parts) + _changes(result))
+    title = "Keep this" if keeps_baseline(result) else "Run this"
+    return _section(title, "".join(parts) + _changes(result))
 
 
 def _changes(result: StudyResult) -> str:

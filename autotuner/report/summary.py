@@ -7,28 +7,31 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 
+from autotuner.core.budget import Limit
 from autotuner.core.results import StudyResult, Summary, TrialRecord, VerdictKind
 from autotuner.report.export import engine_environment, serve_command
 from autotuner.report.figures import (
     Status,
+    because,
     changes,
     duration,
     finite,
     gain_text,
     headline,
     is_simulated,
+    keeps_baseline,
     latency_text,
     limit_checks,
-    limit_text,
     milliseconds,
     number,
     objective_name,
     parameter_text,
     percent,
-    shown_latencies,
     status,
     unit,
+    unproven,
     value_text,
     winner_name,
 )
@@ -36,6 +39,7 @@ from autotuner.report.figures import (
 __all__ = ["render_summary"]
 
 _MIN_WIDTH = 60
+_MIN_FLEXIBLE = 16
 _COLOURS = {"good": "\x1b[32m", "bad": "\x1b[31m", "strong": "\x1b[1m", "loud": "\x1b[1;33m"}
 _MARKS = {
     Status.FEASIBLE: "ok",
@@ -100,23 +104,35 @@ class _Page:
         self.line("=" * self.width, "loud")
 
     def table(self, head: Sequence[str], rows: Iterable[Sequence[str]], flexible: int = -1) -> None:
-        """Add a table; the first column and *flexible* are left-aligned, *flexible* is cut where width lacks."""
-        body = [list(row) for row in rows]
-        widths = [max(len(row[i]) for row in [list(head), *body]) for i in range(len(head))]
+        """Add a table; the first column and *flexible* are left-aligned, *flexible* is wrapped where width lacks."""
+        body = [list(head), *(list(row) for row in rows)]
         if flexible >= 0:
-            spare = self.width - 2 - sum(widths) + widths[flexible] - 2 * (len(head) - 1)
-            widths[flexible] = max(len(head[flexible]), min(widths[flexible], max(spare, 12)))
-        for row in [list(head), *body]:
-            cells = []
-            for i, cell in enumerate(row):
-                shown = cell if len(cell) <= widths[i] else cell[: widths[i] - 1] + "…"
-                cells.append(shown.ljust(widths[i]) if i in (0, flexible) else shown.rjust(widths[i]))
-            self.line(("  " + "  ".join(cells)).rstrip())
+            spare = self.width - _width([[*row[:flexible], *row[flexible + 1 :]] for row in body]) - 2
+            for row in body:
+                row[flexible] = "\n".join(textwrap.wrap(row[flexible], max(spare, _MIN_FLEXIBLE)))
+        widths = _widths(body)
+        for row in body:
+            for cells in zip_longest(*(cell.split("\n") for cell in row), fillvalue=""):
+                shown = [
+                    cell.ljust(widths[i]) if i in (0, flexible) else cell.rjust(widths[i])
+                    for i, cell in enumerate(cells)
+                ]
+                self.line(("  " + "  ".join(shown)).rstrip())
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the width of every column; cells may hold several lines."""
+    return [max(len(line) for cell in column for line in cell.split("\n")) for column in zip(*rows, strict=True)]
+
+
+def _width(rows: Sequence[Sequence[str]]) -> int:
+    """Return the columns that a table of *rows* takes."""
+    return sum(_widths(rows)) + 2 * len(rows[0])
 
 
 def _because(result: StudyResult) -> str:
     verdict = result.verdict
-    text = verdict.reason[:1].upper() + verdict.reason[1:] + "." if verdict.reason else ""
+    text = because(result)
     if verdict.kind is not VerdictKind.BETTER and gain_text(result):
         text += f" Best finalist: {gain_text(result)}."
     if verdict.pairs:
@@ -128,13 +144,14 @@ def _command(page: _Page, result: StudyResult) -> None:
     if result.winner is None:
         return
     spec = result.spec
-    kind = result.verdict.kind
     if is_simulated(spec):
         page.heading("What would be run (SIMULATED, not for use)")
         mark = "SIMULATED| "
     else:
         mark = "  "
-        page.heading("Closest point (breaks the budget)" if kind is VerdictKind.INFEASIBLE else "Run")
+        page.heading(_command_title(result))
+        if unproven(result):
+            mark = "UNPROVEN| "
     command = serve_command(result.winner.config, spec.model, spec.engine, engine_environment(result))
     for line in command.split("\n"):
         page.line(mark + line)
@@ -145,24 +162,38 @@ def _command(page: _Page, result: StudyResult) -> None:
         page.table(["parameter", "baseline", winner_name(result)], rows)
 
 
+def _command_title(result: StudyResult) -> str:
+    if result.verdict.kind is VerdictKind.INFEASIBLE:
+        return "Closest point (breaks the budget)"
+    if unproven(result):
+        return "Candidate (unproven: keep what you have)"
+    return "Keep running" if keeps_baseline(result) else "Run"
+
+
 def _comparison(page: _Page, result: StudyResult) -> None:
     base, winner, spec = result.baseline, result.winner, result.spec
     if base is None and winner is None:
         return
-    name = winner_name(result)
-    page.heading(f"Baseline and {name}")
-    rows = [[f"{objective_name(spec)} ({unit(spec)})", _throughput(base), _throughput(winner), ""]]
-    limits = {limit.key: limit for limit in spec.budget.limits}
+    one = base is not None and keeps_baseline(result)
+    columns = [("baseline", base)] if one else [("baseline", base), (winner_name(result), winner)]
+    page.heading("Baseline" if one else f"Baseline and {winner_name(result)}")
+    head = ["", *(name for name, _ in columns), "limit", ""]
+    name = f"{objective_name(spec).split()[0]} {unit(spec)}"
+    rows = [[name, *(_throughput(summary) for _, summary in columns), "", ""]]
     checks = {check.limit.key: check for check in limit_checks(winner, spec.budget.limits)} if winner else {}
-    for key in shown_latencies(spec):
-        verdict = ""
-        if key in limits:
-            kept = "kept" if key in checks and checks[key].kept else "broken"
-            verdict = f"{limit_text(limits[key])}: {kept}"
-        cells = [_latency(base, key), _latency(winner, key)]
-        if cells != ["–", "–"] or verdict:
-            rows.append([f"{latency_text(key)} (ms)", *cells, verdict])
-    page.table(["", "baseline", name, "limit"], rows, flexible=3)
+    limits = {limit.key: limit for limit in spec.budget.limits}
+    for key in dict.fromkeys([*limits, "ttft_p95", "itl_p95", "e2e_p95"]):
+        cells = [_latency(summary, key) for _, summary in columns]
+        kept = ("kept" if checks[key].kept else "broken") if key in checks else ""
+        if key in limits or any(cell != "–" for cell in cells):
+            rows.append([f"{latency_text(key)} (ms)", *cells, _bound(limits.get(key)), kept])
+    if _width([head, *rows]) > page.width:  # the interval gets a line of its own
+        rows[0] = [cell.replace(" [", "\n[") for cell in rows[0]]
+    page.table(head, rows)
+
+
+def _bound(limit: Limit | None) -> str:
+    return f"≤ {limit.seconds * 1000:.6g} ms" if limit is not None else ""
 
 
 def _throughput(summary: Summary | None) -> str:
@@ -181,8 +212,9 @@ def _trials(page: _Page, result: StudyResult) -> None:
     if not result.trials:
         return
     page.heading("Trials")
-    columns = ["ttft_p95", "itl_p95", "e2e_p95"]
-    head = ["id", "launch", "parameters", "outcome", unit(result.spec), *(f"{x.split('_')[0]} p95 ms" for x in columns)]
+    columns = [limit.key for limit in result.spec.budget.limits] or ["ttft_p95"]
+    latencies = [latency_text(key).replace(" ", "\n", 1) + " ms" for key in columns]
+    head = ["id", "launch", "parameters", "outcome", unit(result.spec), *latencies]
     rows = []
     for trial in result.trials:
         measurement = trial.outcome.measurement if trial.outcome is not None else None

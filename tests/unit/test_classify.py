@@ -128,7 +128,10 @@ def test_a_clients_mistake_does_not_explain_a_death_while_serving() -> None:
 def test_no_evidence_is_a_crash_that_says_so() -> None:
     fault = classify(Evidence(stage=START, exit_code=0, phase="kv_cache"))
     assert fault.outcome is C.CRASHED
-    assert "without saying why in start-up phase kv_cache" in fault.message
+    assert "without saying why in start-up phase kv_cache (exit code 0): look at the end of its log" in fault.message
+    assert "(exit code 3)" in classify(Evidence(stage=START, exit_code=3)).message
+    assert "(signal 15)" in classify(Evidence(stage=START, exit_code=-15)).message
+    assert "(exit code unknown)" in classify(Evidence(stage=START)).message
 
 
 def test_words_inside_a_line_are_no_records() -> None:

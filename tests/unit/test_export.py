@@ -181,3 +181,14 @@ def test_keeping_the_baseline_exports_the_baseline() -> None:
 def test_json_flags_are_json() -> None:
     argv = serve_argv({"speculative_config.method": "ngram", "speculative_config.x": 1.5}, "m")
     assert json.loads(argv[-1]) == {"method": "ngram", "x": 1.5}
+
+
+@pytest.mark.parametrize("form", list(ExportFormat))
+def test_an_undecided_candidate_is_refused_and_labelled(form: ExportFormat) -> None:
+    result = study_result()
+    undecided = replace(result, verdict=replace(result.verdict, kind=VerdictKind.INCONCLUSIVE))
+    with pytest.raises(Refused, match="nothing was decided"):
+        export(undecided, form)
+    assert all(line.startswith("UNPROVEN| ") for line in labelled(undecided, form).splitlines())
+    kept = replace(undecided, winner=result.baseline)
+    assert labelled(kept, form) == export(kept, form)

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from autotuner.core.results import StudyResult
+from autotuner.core.results import StudyResult, VerdictKind
 from autotuner.report.charts import Axis, gain_chart
 from autotuner.report.html import render_html
 from tests.fakes.results import infeasible_result, simulated_result, study_result, unmeasured_result
@@ -143,3 +143,21 @@ def test_axes_are_round_and_hold_their_values() -> None:
 
 def test_a_gain_without_noise_floor_is_drawn() -> None:
     assert "noise floor" not in gain_chart(0.1, 0.05, 0.15, None)
+
+
+def test_an_undecided_candidate_is_no_winner() -> None:
+    result = study_result()
+    undecided = replace(result, verdict=replace(result.verdict, kind=VerdictKind.INCONCLUSIVE))
+    page = render_html(undecided)
+    assert "The candidate (unproven: keep what you have)" in page
+    assert "UNPROVEN| " in page
+    assert ">winner<" not in page
+    assert "Run this" not in page
+    assert "Keep this" in render_html(replace(undecided, winner=result.baseline))
+
+
+def test_nothing_measured_says_why_once() -> None:
+    result = unmeasured_result()
+    page = render_html(replace(result, verdict=replace(result.verdict, reason="nothing could be measured: disk full")))
+    assert "Nothing could be measured: disk full." in page
+    assert "Nothing measured keeps" not in page

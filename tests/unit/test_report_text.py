@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotuner.core.results import VerdictKind
+from autotuner.core.results import StudyResult, VerdictKind
 from autotuner.report.figures import best_so_far, duration, headline, limit_checks, number, percent
 from autotuner.report.progress import ProgressView, format_progress
 from autotuner.report.summary import render_summary
@@ -19,7 +19,7 @@ def test_the_answer_comes_first_and_the_command_is_whole() -> None:
         "Change to the winner: +20.0 % (95% interval +17.1 % to +22.9 %) output throughput."
     )
     assert "  OMP_NUM_THREADS=8 vllm serve meta-llama/Llama-3.1-8B-Instruct \\\n    --no-enable-prefix-caching" in text
-    assert "TTFT p95 ≤ 350 ms: kept" in text
+    assert "≤ 350 ms  kept" in text
     assert "Noise floor (baseline against itself): ±1.4 %." in text
     assert "Note: the engine accepted swap_space and ignored it" in text
     assert "  report: out/report.html" in text
@@ -32,6 +32,55 @@ def test_lines_keep_the_width(width: int) -> None:
     command = {line for line in text.splitlines() if line.startswith(("  OMP", "    --"))}
     longest = max(len(line) for line in text.splitlines() if line not in command)
     assert longest <= max(width, 100)
+
+
+@pytest.mark.parametrize("result", [study_result(), infeasible_result(), unmeasured_result()])
+def test_nothing_is_cut_at_80_columns(result: StudyResult) -> None:
+    text = render_summary(result, width=80)
+    assert "…" not in text
+    tables = text[max(text.find("\nBaseline and"), text.find("\nTrials")) :]
+    assert max(map(len, tables.splitlines())) <= 80
+
+
+def test_trials_show_the_latencies_that_are_limited() -> None:
+    result = study_result()
+    trials = render_summary(result, width=80).split("\nTrials\n")[1]
+    assert "E2E" not in trials
+    assert trials.split("\n")[0].split() == ["id", "launch", "parameters", "outcome", "tok/s", "TTFT", "ITL"]
+    assert "\n              prefix=off gpu_mem=0.9\n              spec=ngram spec_tokens=3\n" in trials
+    spec = replace(result.spec, budget=replace(result.spec.budget, limits=()))
+    free = render_summary(replace(result, spec=spec), width=80).split("\nTrials\n")[1]
+    assert "TTFT" in free
+    assert "ITL" not in free
+
+
+def test_the_interval_gets_its_own_line_where_width_lacks() -> None:
+    text = render_summary(study_result(), width=60)
+    assert "  output tok/s            1,790           2,148\n" in text
+    assert "[1,762, 1,818]  [2,119, 2,178]" in text
+
+
+def test_nothing_measured_says_why() -> None:
+    result = unmeasured_result()
+    verdict = replace(result.verdict, reason="nothing could be measured: the disk is full")
+    stopped = replace(result, verdict=verdict)
+    assert headline(stopped) == "Nothing could be measured: the disk is full."
+    assert render_summary(stopped).count("the disk is full") == 1
+    assert headline(replace(result, verdict=replace(verdict, reason=""), trials=())) == "Nothing could be measured."
+
+
+def test_an_undecided_candidate_is_no_winner() -> None:
+    result = study_result()
+    undecided = replace(result, verdict=replace(result.verdict, kind=VerdictKind.INCONCLUSIVE))
+    text = render_summary(undecided)
+    assert "Baseline and candidate (unproven)" in text
+    assert "winner" not in text
+    assert "\n  OMP_NUM_THREADS" not in text
+    assert "UNPROVEN| OMP_NUM_THREADS=8 vllm serve" in text
+    kept = render_summary(replace(undecided, winner=result.baseline))
+    assert "winner" not in kept
+    assert "Keep running" in kept
+    assert "UNPROVEN" not in kept
 
 
 def test_colour_only_when_asked_for() -> None:
@@ -50,7 +99,7 @@ def test_infeasible_partial_and_unmeasured() -> None:
     assert text.startswith("Nothing measured keeps the latency budget: TTFT p95 binds.")
     assert "Partial result: the study was stopped (wall_time)." in text
     assert "Baseline and closest" in text
-    assert "TTFT p95 ≤ 350 ms: broken" in text
+    assert "≤ 350 ms  broken" in text
     nothing = render_summary(unmeasured_result())
     assert "nan" not in nothing
     assert "vllm serve" not in nothing

@@ -319,7 +319,7 @@ def classify(evidence: Evidence) -> EngineFault:
         return _fault(
             evidence, OutcomeClass.CRASHED, f"a process of the engine was killed by {killed}, and not for memory"
         )
-    return _fault(evidence, OutcomeClass.CRASHED, f"the engine ended by itself without saying why{_when(evidence)}")
+    return _fault(evidence, OutcomeClass.CRASHED, _silent(evidence))
 
 
 def _by_table(evidence: Evidence, root: Record) -> EngineFault:
@@ -366,6 +366,13 @@ def _killed(evidence: Evidence) -> str:
         return f"signal {signals[0]}"
     silent = any(record.kind is RecordKind.CHILD_DEATH and not record.name for record in evidence.records)
     return "a signal" if silent and _root(evidence.records, evidence.stage) is None else ""
+
+
+def _silent(evidence: Evidence) -> str:
+    code = evidence.exit_code
+    end = "exit code unknown" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+    where = _when(evidence)
+    return f"the engine ended by itself without saying why{where} ({end}): look at the end of its log"
 
 
 def _when(evidence: Evidence) -> str:
