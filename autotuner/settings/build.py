@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 from autotuner.core.budget import LatencyBudget, LatencyMetric, Limit
 from autotuner.core.seeds import complete, effective_baseline, expert_seeds, seed_limit
 from autotuner.core.space import Config, EngineDescription, Value, config_key
-from autotuner.core.study import Effort, Hardware, MeasurePlan, SearchPlan, StudySpec
-from autotuner.core.workload import LengthKind, Lengths, SharedPrefix, TraceSource, Workload
+from autotuner.core.study import Effort, Hardware, MeasurePlan, Objective, SearchPlan, StudySpec
+from autotuner.core.workload import Arrival, LengthKind, Lengths, LoadMode, SharedPrefix, TraceSource, Workload
 from autotuner.errors import SpaceError
 from autotuner.settings.catalog import METHOD
 from autotuner.settings.context import SpaceContext
@@ -30,6 +31,10 @@ __all__ = [
 ]
 
 _UNBOUNDED = 1_000_000
+_EXTREME = 99.0
+"""Percentile from which on a few samples beyond it are wanted."""
+_TAIL = 10
+"""So many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,8 @@ def build_study(study: StudyFile, description: EngineDescription, hardware: Hard
     workload = _fit_lengths(study.workload, context, found)
     _check_memory(context, found)
     spec = _assemble(study, description, device, workload, built, baseline)
+    _note_offered_load(spec, found)
+    _note_few_requests(spec, found)
     seeds = _user_seeds(study, spec, context, found)
     if found.problems:
         raise SpaceError(sorted(found.problems, key=lambda p: (p.line or 0, p.field)), study.source)
@@ -151,6 +158,40 @@ def _fit_lengths(section: WorkloadSection, context: SpaceContext, found: Finding
     prompt = dataclasses.replace(prompt, high=min(prompt.high, room))
     found.note(f"prompts are clipped at {prompt.high} and answers at {answer.high} tokens to fit {longest}")
     return dataclasses.replace(workload, input_tokens=prompt, output_tokens=answer)
+
+
+def _note_offered_load(spec: StudySpec, found: Findings) -> None:
+    """Say that the throughput of an open loop is what is offered, until the engine is saturated."""
+    if spec.workload.mode is not LoadMode.OPEN or spec.objective is Objective.GOODPUT:
+        return
+    found.note(
+        f"{spec.objective.value} under an open loop cannot exceed the offered load: gains show only where the baseline "
+        "is saturated; write objective: goodput, or mode: closed, to compare what the engine can do"
+    )
+
+
+def _note_few_requests(spec: StudySpec, found: Findings) -> None:
+    """Say which limits are judged on too few samples for their percentile."""
+    load, measure = spec.workload, spec.measure
+    requests = measure.min_requests
+    if load.mode is LoadMode.OPEN and load.arrival is not Arrival.TRACE:
+        requests = max(requests, int(load.rate * measure.duration))
+    short: list[tuple[int, str, bool]] = []
+    for limit in spec.budget.limits:
+        per_request = max(1.0, load.output_tokens.mean - 1) if limit.metric is LatencyMetric.ITL else 1.0
+        beyond = 100 - limit.percentile
+        share = (_TAIL if limit.percentile >= _EXTREME else 1) * 100 / beyond
+        needed = math.ceil(round(share / per_request, 6))
+        if requests < needed:
+            short.append((needed, limit.key, requests * per_request * beyond / 100 < 2))
+    if not short:
+        return
+    needed, key, largest = max(short)
+    meaning = "about the largest value seen" if largest else "set by a handful of the slowest"
+    found.note(
+        f"{key} is judged on as few as {requests} requests: the percentile is then {meaning}; "
+        f"set measure.min_requests to {needed} or more (and duration_max so that they fit), or limit a lower percentile"
+    )
 
 
 def _check_memory(context: SpaceContext, found: Findings) -> None:

@@ -65,7 +65,7 @@ def _max_num_seqs(context: SpaceContext) -> Proposal:
     return Proposal(
         parameter=_int("max_num_seqs", max(1, high // 16), high, log=True),
         auto=True,
-        reason="largest lever on throughput and latency (R1, R4); changes in a running engine",
+        reason="largest lever on throughput and latency; changes in a running engine",
     )
 
 
@@ -79,7 +79,7 @@ def _max_num_batched_tokens(context: SpaceContext) -> Proposal:
     return Proposal(
         parameter=_int("max_num_batched_tokens", low, high, log=True),
         auto=True,
-        reason="token budget of a step: trades prompt latency against token latency (R16); changes in a running engine",
+        reason="token budget of a step: trades prompt latency against token latency; changes in a running engine",
     )
 
 
@@ -92,7 +92,7 @@ def _long_prefill(context: SpaceContext) -> Proposal:
     return Proposal(
         parameter=_int("long_prefill_token_threshold", 0, high, step=step),
         auto=long_prompts,
-        reason="prompts are long: chunks of them can be bounded (R16)"
+        reason="prompts are long: chunks of them can be bounded"
         if long_prompts
         else "prompts are short; matters from about 1024 tokens",
     )
@@ -108,7 +108,7 @@ def _block_size(context: SpaceContext) -> Proposal:
         parameter=_choice(context, "block_size", values),
         auto=useful,
         reason=f"multiples of {unit} on {context.engine.platform}; "
-        + ("contexts are long or prompts repeat (R5)" if useful else "matters for long contexts or repeating prompts"),
+        + ("contexts are long or prompts repeat" if useful else "matters for long contexts or repeating prompts"),
     )
 
 
@@ -121,7 +121,7 @@ def _gpu_memory_utilization(context: SpaceContext) -> Proposal:
     )
     if context.cpu:
         return Proposal(parameter=parameter, reason="a share of the host's memory on a CPU; include it by name")
-    return Proposal(parameter=parameter, auto=True, reason="KV cache size against the risk of running out (R7)")
+    return Proposal(parameter=parameter, auto=True, reason="KV cache size against the risk of running out")
 
 
 def _kv_cache_memory_bytes(context: SpaceContext) -> Proposal:
@@ -152,7 +152,7 @@ def _enforce_eager(context: SpaceContext) -> Proposal:
     return Proposal(
         parameter=_choice(context, "enforce_eager", (False, True)),
         auto=True,
-        reason=f"{graphs} against start-up time and memory (R9)",
+        reason=f"{graphs} against start-up time and memory",
     )
 
 
@@ -210,7 +210,7 @@ def _async_scheduling(context: SpaceContext) -> Proposal:
     if METHOD in context.searched and parameter is not None and len(free) <= len(_methods(context)):
         condition = Condition(parameter=METHOD, values=free)
         parameter = dataclasses.replace(parameter, condition=condition, neutral=False)
-    return Proposal(parameter=parameter, auto=True, reason="hides scheduling behind the step (R3)")
+    return Proposal(parameter=parameter, auto=True, reason="hides scheduling behind the step")
 
 
 def _scheduling_policy(context: SpaceContext) -> Proposal:
@@ -223,7 +223,7 @@ def _scheduling_policy(context: SpaceContext) -> Proposal:
 def _dtype(context: SpaceContext) -> Proposal:
     old = context.gpu_like_cuda and context.capability_below(8.0)
     values = ("auto", "float16") if old else ("auto", "bfloat16", "float16")
-    gate = f"; no bfloat16 at compute capability {context.hardware.compute_capability:g} (R18)" if old else ""
+    gate = f"; no bfloat16 at compute capability {context.hardware.compute_capability:g}" if old else ""
     return Proposal(
         parameter=_choice(context, "dtype", values),
         reason=f"changes answers: needs evidence of quality; include it by name{gate}",
@@ -252,7 +252,7 @@ def _quantization(context: SpaceContext) -> Proposal:
         methods = tuple(name for name, needed in PRECISIONS.items() if not context.capability_below(needed))
         refused = [name for name in PRECISIONS if name not in methods]
         capability = f"compute capability {context.hardware.compute_capability:g}"
-        gate = f"not at {capability}: {', '.join(refused)} (R18)" if refused else "all precisions exist here"
+        gate = f"not at {capability}: {', '.join(refused)}" if refused else "all precisions exist here"
     parameter = _choice(context, "quantization", ("none", *methods), absent="none")
     reason = f"changes answers: needs evidence of quality; include it by name; {gate}"
     return Proposal(parameter=parameter, reason=reason if parameter else f"no precision to convert to: {gate}")
@@ -261,7 +261,7 @@ def _quantization(context: SpaceContext) -> Proposal:
 def _kv_cache_dtype(context: SpaceContext) -> Proposal:
     if context.gpu_like_cuda and context.capability_below(8.9):
         capability = context.hardware.compute_capability
-        return Proposal(reason=f"no fast fp8 at compute capability {capability:g} (R18)")
+        return Proposal(reason=f"no fast fp8 at compute capability {capability:g}")
     return Proposal(
         parameter=_choice(context, "kv_cache_dtype", ("auto", "fp8")),
         reason="doubles the KV cache and changes answers: needs evidence of quality; include it by name",
@@ -285,7 +285,7 @@ def _spec_method(context: SpaceContext) -> Proposal:
     parameter = _choice(context, METHOD, ("none", *methods), absent="none")
     own = context.knows("has_mtp") or context.draft is not None
     few = 0 < context.clients <= 8
-    reason = f"guesses tokens ahead ({', '.join(methods)}; R21); "
+    reason = f"guesses tokens ahead ({', '.join(methods)}); "
     reason += "the model or study brings a drafter" if own else "few requests at a time" if few else ""
     if not own and not few:
         reason += "pays at few requests at a time; include it by name"

@@ -59,11 +59,11 @@ def unfit_here(name: str, value: Value, context: SpaceContext) -> str | None:
     if not context.gpu_like_cuda:
         return None
     if name == "quantization" and isinstance(value, str) and context.capability_below(PRECISIONS.get(value, 0.0)):
-        return f"{value} needs compute capability {PRECISIONS[value]:g}, this is {hardware.compute_capability:g} (R18)"
+        return f"{value} needs compute capability {PRECISIONS[value]:g}, this is {hardware.compute_capability:g}"
     if name == "kv_cache_dtype" and str(value).startswith("fp8") and context.capability_below(8.9):
-        return f"no fast fp8 at {capability} (R18)"
+        return f"no fast fp8 at {capability}"
     if name == "dtype" and value == "bfloat16" and context.capability_below(8.0):
-        return f"no bfloat16 at {capability} (R18)"
+        return f"no bfloat16 at {capability}"
     return None
 
 

@@ -144,7 +144,7 @@ def _words(kind: str, context: Mapping[str, object], text: str, place: Place) ->
         return "not one of the choices", f"write {context['expected']}"
     for key, words in (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than")):
         if key in context:
-            return "out of range", f"give {words} {context[key]:g}"
+            return "out of range", f"give {words} {context[key]:.10g}"
     if kind == "string_pattern_mismatch":
         return "not a valid name", "use letters, digits, dot, dash and underscore (64 at most)"
     wanted = {

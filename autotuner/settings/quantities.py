@@ -25,6 +25,8 @@ _SECONDS = {
     "h": 3600.0,
     "d": 86400.0,
 }
+_LONGEST = 3650 * 86400.0
+_LARGEST = 2.0**60
 _BYTES = {"": 1, "b": 1} | {
     prefix + suffix: base**power
     for power, prefix in enumerate(("k", "m", "g", "t"), start=1)
@@ -43,6 +45,8 @@ class Malformed(ValueError):
 def parse_duration(value: object) -> float:
     """Return *value* (``"80 ms"``) in seconds; raise :class:`Malformed` for anything but a positive, finite duration."""
     if isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value) or value <= 0:
+            raise Malformed("a duration must be positive", 'write a positive time, such as "500 ms"')
         raise Malformed("a duration needs its unit", f'write "{value:g} ms" or "{value:g} s"')
     match = _NUMBER_UNIT.match(value) if isinstance(value, str) else None
     if match is None or match[2] not in _SECONDS:
@@ -50,6 +54,8 @@ def parse_duration(value: object) -> float:
     seconds = float(match[1]) * _SECONDS[match[2]]
     if not math.isfinite(seconds) or seconds <= 0:
         raise Malformed("a duration must be positive", 'write a positive time, such as "500 ms"')
+    if seconds > _LONGEST:
+        raise Malformed("longer than ten years", 'write a shorter time, such as "12 h"')
     return seconds
 
 
@@ -64,6 +70,8 @@ def parse_size(value: object) -> int:
         raise Malformed("not a size", 'write bytes, or a number and a unit such as "512 MiB" or "80 GB"')
     if not math.isfinite(size) or size < 1:
         raise Malformed("a size must be positive", 'write a positive size, such as "512 MiB"')
+    if size > _LARGEST:
+        raise Malformed("more than a machine can have", 'write a smaller size, such as "80 GB"')
     return int(size)
 
 

@@ -6,6 +6,7 @@ descriptions here are the source of the JSON schema and of the reference in ``do
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -110,6 +111,15 @@ def _number_text(value: object) -> object:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+def _flags(value: dict[str, object]) -> dict[str, object]:
+    for name, item in value.items():
+        if isinstance(item, float) and not math.isfinite(item):
+            raise refuse(f"{name} is not a finite number", "give a finite number, or leave it out")
+        if isinstance(item, dict):
+            _flags(item)
+    return value
+
+
 def _env_value(value: str) -> str:
     if value.count("${") != len(re.findall(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}", value)):
         raise refuse("not a reference to an environment variable", "write ${NAME}")
@@ -127,7 +137,7 @@ def _env_name(value: str) -> str:
 Duration = Annotated[float, BeforeValidator(_duration), WithJsonSchema(_DURATION)]
 Size = Annotated[int, BeforeValidator(_size), WithJsonSchema(_SIZE)]
 Scalar = Annotated[bool | int | float | str, WithJsonSchema(_SCALAR)]
-Flags = Annotated[dict[str, object], WithJsonSchema(_FLAGS)]
+Flags = Annotated[dict[str, object], AfterValidator(_flags), WithJsonSchema(_FLAGS)]
 Command = Annotated[
     tuple[str, ...],
     BeforeValidator(_parts_or_text),
@@ -147,7 +157,7 @@ class Section(BaseModel):
 
 
 class DraftSection(Section):
-    """A second model that proposes tokens (speculative decoding, R21)."""
+    """A second model that proposes tokens (speculative decoding)."""
 
     model: str = Field(min_length=1)
     """Path or hub name of the draft model or of the trained head."""
@@ -180,14 +190,14 @@ class HardwareSection(Section):
     """`cpu` or `cuda`."""
     name: str = ""
     """Name as the driver reports it, such as `NVIDIA H200`."""
-    count: int = Field(default=1, ge=1)
+    count: int = Field(default=1, ge=1, le=65_536)
     """Number of GPUs (1 for a CPU)."""
-    compute_units: int = Field(default=0, ge=0)
+    compute_units: int = Field(default=0, ge=0, le=1_000_000)
     """Streaming multiprocessors of one GPU, or cores."""
     memory: Size = 0
     """Memory of one GPU, or of the host."""
-    compute_capability: float = Field(default=0.0, ge=0)
-    """CUDA compute capability, such as 9.0; decides which precisions exist (R18)."""
+    compute_capability: float = Field(default=0.0, ge=0, le=1000)
+    """CUDA compute capability, such as 9.0; decides which precisions exist."""
     nvlink: bool = False
     """The GPUs are linked by NVLink."""
 
@@ -197,22 +207,22 @@ class LengthsSection(Section):
 
     kind: Annotated[LengthKind, Field(strict=False)] = LengthKind.FIXED
     """Distribution."""
-    mean: float = Field(default=128.0, ge=1)
+    mean: float = Field(default=128.0, ge=1, le=10_000_000)
     """The value of `fixed`, the middle of `uniform`, the mean of `normal` and `lognormal`."""
-    spread: float = Field(default=0.0, ge=0)
+    spread: float = Field(default=0.0, ge=0, le=10_000_000)
     """Half width of `uniform`, standard deviation of `normal` and `lognormal`."""
-    low: int = Field(default=1, ge=1)
+    low: int = Field(default=1, ge=1, le=10_000_000)
     """Smallest count; smaller draws are clipped."""
-    high: int | None = Field(default=None, ge=1)
+    high: int | None = Field(default=None, ge=1, le=10_000_000)
     """Largest count; larger draws are clipped. Left out: what the distribution needs and the model's length allows."""
 
 
 class PrefixSection(Section):
     """Prompts that begin alike."""
 
-    tokens: int = Field(default=0, ge=0)
+    tokens: int = Field(default=0, ge=0, le=10_000_000)
     """Length of the shared part; 0 makes every prompt fresh."""
-    groups: int = Field(default=1, ge=1)
+    groups: int = Field(default=1, ge=1, le=1_000_000)
     """Number of different prefixes."""
 
 
@@ -223,7 +233,7 @@ class TraceSection(Section):
     """File, relative to the study file."""
     format: Literal["auto", "azure", "mooncake"] = "auto"
     """`azure` (CSV), `mooncake` (JSONL), or by the header."""
-    speed_up: float = Field(default=1.0, gt=0)
+    speed_up: float = Field(default=1.0, gt=0, le=1_000_000)
     """Arrival times are divided by this."""
 
 
@@ -238,13 +248,13 @@ class WorkloadSection(Section):
 
     mode: Annotated[LoadMode, Field(strict=False)] = LoadMode.CLOSED
     """`closed`: a fixed number of clients. `open`: requests arrive by a schedule, whatever the engine does."""
-    concurrency: int | None = Field(default=None, ge=0)
+    concurrency: int | None = Field(default=None, ge=0, le=100_000)
     """Clients of a closed loop (16 when left out); the bound of requests in flight of an open loop (0: none)."""
-    rate: float = Field(default=0.0, ge=0)
+    rate: float = Field(default=0.0, ge=0, le=100_000)
     """Requests per second of an open loop."""
     arrival: Annotated[Arrival, Field(strict=False)] = Arrival.POISSON
     """Arrival process of an open loop."""
-    burstiness: float = Field(default=1.0, gt=0)
+    burstiness: float = Field(default=1.0, gt=0, le=1_000_000)
     """Shape of `gamma` arrivals: 1 is Poisson, below 1 is burstier."""
     input_tokens: Tokens = LengthsSection()
     """Prompt lengths."""
@@ -256,7 +266,7 @@ class WorkloadSection(Section):
     """Recorded arrivals and lengths."""
     prompt_format: Annotated[PromptFormat, Field(strict=False)] = PromptFormat.TOKENS
     """`tokens` for exact lengths, `text` for the way real clients send prompts."""
-    temperature: float | None = Field(default=None, ge=0)
+    temperature: float | None = Field(default=None, ge=0, le=100)
     """Sampling temperature; left out, the server's own default."""
     ignore_eos: bool = True
     """Every answer has exactly the drawn length."""
@@ -265,7 +275,7 @@ class WorkloadSection(Section):
 
 
 class LatencySection(Section):
-    """The latency budget (R19): named parts, and limits on percentiles of what is measured."""
+    """The latency budget: named parts, and limits on percentiles of what is measured."""
 
     total: Duration | None = None
     """The whole budget of a request, seen by its user."""
@@ -283,11 +293,11 @@ class LatencySection(Section):
 class BudgetSection(Section):
     """When the study ends."""
 
-    trials: int = Field(default=20, ge=1)
+    trials: int = Field(default=20, ge=1, le=1_000_000)
     """Explored points, the baseline's first measurement among them; repeats and races come on top."""
     wall_time: Duration | None = None
     """Time for everything, races included."""
-    gpu_hours: float | None = Field(default=None, gt=0)
+    gpu_hours: float | None = Field(default=None, gt=0, le=100_000_000)
     """Hours times devices that engines may hold."""
 
 
@@ -295,7 +305,7 @@ class MeasureSection(Section):
     """How one point is measured."""
 
     warmup_min: Duration = 2.0
-    """Shortest warm-up before steadiness is looked for (R15)."""
+    """Shortest warm-up before steadiness is looked for."""
     warmup_max: Duration = 60.0
     """Longest warm-up; a load that is still unsteady is measured and marked so."""
     window: Duration = 1.0
@@ -304,7 +314,7 @@ class MeasureSection(Section):
     """Steady when the last windows differ by less than this share from their mean."""
     duration: Duration = 10.0
     """Length of the measured part."""
-    min_requests: int = Field(default=20, ge=1)
+    min_requests: int = Field(default=20, ge=1, le=10_000_000)
     """Measured requests below which the part is prolonged."""
     duration_max: Duration | None = None
     """Longest measured part; left out, 60 s or `duration` where that is longer."""
@@ -375,21 +385,21 @@ class SearchSection(Section):
 
     sampler: Literal["tpe", "gp", "random", "grid"] = "tpe"
     """Who proposes the points after the seeds."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=4_294_967_295)
     """Seed of everything random."""
-    hot_points_per_launch: int = Field(default=4, ge=1)
-    """Points measured inside one launch where the engine can change hot parameters (R8)."""
-    baseline_repeats: int = Field(default=3, ge=1)
+    hot_points_per_launch: int = Field(default=4, ge=1, le=1000)
+    """Points measured inside one launch where the engine can change hot parameters."""
+    baseline_repeats: int = Field(default=3, ge=1, le=1000)
     """Measurements of the baseline against itself: the noise floor."""
-    finalists: int = Field(default=2, ge=1)
+    finalists: int = Field(default=2, ge=1, le=1000)
     """Configurations that enter the race against the baseline."""
-    race_pairs: int = Field(default=5, ge=1)
+    race_pairs: int = Field(default=5, ge=1, le=1000)
     """Largest number of interleaved pairs per finalist."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """Confidence of the verdict."""
-    min_gain: float = Field(default=0.01, ge=0)
+    min_gain: float = Field(default=0.01, ge=0, le=100)
     """Smallest relative gain worth a change."""
-    max_attempts: int = Field(default=2, ge=1)
+    max_attempts: int = Field(default=2, ge=1, le=100)
     """Attempts at one point when the fault was not the configuration's."""
     space: Annotated[SpaceSection, BeforeValidator(_space), WithJsonSchema(_space_schema())] = SpaceSection()
     """What is searched: `auto`, or parameters with their domains."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 
 import pytest
@@ -201,7 +202,7 @@ def test_short_forms() -> None:
 
 
 @given(
-    st.floats(min_value=1e-3, max_value=1e6), st.sampled_from([("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0)])
+    st.floats(min_value=1e-3, max_value=8e4), st.sampled_from([("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0)])
 )
 def test_durations(number: float, unit: tuple[str, float]) -> None:
     assert parse_duration(f"{number!r} {unit[0]}") == pytest.approx(number * unit[1])
@@ -228,3 +229,59 @@ def test_sizes() -> None:
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(StudyFileError):
         assert parse_study(text).name
+
+
+def test_the_study_in_the_readme_is_valid() -> None:
+    blocks = re.findall(
+        r"^```yaml\n(.*?)^```", (STUDIES.parents[1] / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+
+    studies = [parse_study(block, directory=STUDIES) for block in blocks]
+
+    assert [study.model for study in studies] == ["meta-llama/Llama-3.1-8B-Instruct"]
+
+
+@pytest.mark.parametrize("name", READY)
+def test_ready_studies_need_no_variables(name: str) -> None:
+    assert not any("${" in value for value in load_study(STUDIES / name).engine.env.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "most"),
+    [
+        ("workload: {concurrency: 100001}", "workload.concurrency", "100000"),
+        ("workload: {mode: open, rate: 1.0e+9}", "workload.rate", "100000"),
+        ("budget: {trials: 1000001}", "budget.trials", "1000000"),
+        ("measure: {min_requests: 100000000000}", "measure.min_requests", "10000000"),
+        ("search: {race_pairs: 100000}", "search.race_pairs", "1000"),
+        ("search: {seed: 99999999999999999999}", "search.seed", "4294967295"),
+        ("workload: {input_tokens: {mean: 1.0e+12}}", "workload.input_tokens.mean", "10000000"),
+    ],
+)
+def test_what_is_too_large_is_told_the_bound(text: str, field: str, most: str) -> None:
+    problem = file_problems(f"name: a\n{text}")[field]
+
+    assert problem.message == "out of range"
+    assert problem.remedy == f"give at most {most}"
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf", "0", "-5", "0.0", "0 ms"])
+def test_no_remedy_repeats_an_impossible_time(value: str) -> None:
+    problem = file_problems(f"name: a\nlatency: {{limits: {{ttft_p95: {value}}}}}")["latency.limits.ttft_p95"]
+
+    assert problem.message == "a duration must be positive"
+    assert problem.remedy == 'write a positive time, such as "500 ms"'
+
+
+def test_times_and_sizes_end_somewhere() -> None:
+    with pytest.raises(Malformed, match="ten years"):
+        parse_duration("100000 h")
+    with pytest.raises(Malformed, match="more than a machine"):
+        parse_size("9999999 TB")
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf", "{deep: -.inf}"])
+def test_flags_are_finite(value: str) -> None:
+    problem = file_problems(f"name: a\nbaseline: {{max_num_seqs: {value}}}")["baseline"]
+
+    assert "is not a finite number" in problem.message

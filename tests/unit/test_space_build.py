@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -13,6 +14,7 @@ from autotuner.errors import SpaceError
 from autotuner.settings.build import BuiltStudy, build_spec, build_study, explain_space
 from autotuner.settings.init import render_init
 from autotuner.settings.loader import load_study, parse_study
+from autotuner_worker.engines.simulated import describe_simulated
 from tests.unit.settings_samples import (
     A100,
     CPU,
@@ -267,7 +269,7 @@ def test_device_gates_leave_values_out_with_a_note() -> None:
     )
 
     text = "\n".join(built.notes)
-    for part in ("needs 2 GPUs, there is 1", "compute capability 8.9, this is 7.5 (R18)", "no fast fp8", "no bfloat16"):
+    for part in ("needs 2 GPUs, there is 1", "compute capability 8.9, this is 7.5", "no fast fp8", "no bfloat16"):
         assert part in text
     assert "kv_cache_dtype" not in names(built)
 
@@ -459,6 +461,14 @@ def test_init_writes_a_study_that_works(description: EngineDescription, hardware
     assert all(line == line.rstrip() for line in text.splitlines())
 
 
+def test_init_keeps_the_command_that_was_given() -> None:
+    command = ("/opt/my vllm/bin/vllm", "serve")
+    text = render_init(cpu_description(), CPU, "auto", command)
+    assert parse_study(text).engine.command == command
+    assert parse_study(render_init(cpu_description(), CPU, "auto")).engine.command == ()
+    assert "$schema" not in text
+
+
 def test_error_carries_the_file_and_exit_code() -> None:
     study = parse_study("name: a\nbaseline: {nope: 1}", source="my.yaml")
 
@@ -466,3 +476,49 @@ def test_error_carries_the_file_and_exit_code() -> None:
         build_spec(study, cpu_description(), CPU)
 
     assert caught.value.exit_code == 2
+
+
+def test_an_open_loop_cannot_show_more_than_is_offered() -> None:
+    def said(text: str) -> bool:
+        return any("cannot exceed the offered load" in note for note in build(text).notes)
+
+    assert said("workload: {mode: open, rate: 4}")
+    assert not said("workload: {mode: open, rate: 4}\nobjective: goodput")
+    assert not said("workload: {mode: closed}")
+
+
+@pytest.mark.parametrize(
+    ("limit", "measure", "needed"),
+    [
+        ("e2e_p99_9", "{}", "10000"),
+        ("ttft_p99", "{}", "1000"),
+        ("ttft_p95", "{min_requests: 5}", "20"),
+        ("ttft_p95", "{}", ""),
+        ("ttft_p99", "{min_requests: 1000}", ""),
+        ("itl_p99", "{}", ""),
+    ],
+)
+def test_percentiles_of_few_requests_are_noted(limit: str, measure: str, needed: str) -> None:
+    built = build(f"latency: {{limits: {{{limit}: 2 s}}}}\nmeasure: {measure}")
+
+    notes = [note for note in built.notes if note.startswith(f"{limit} is judged")]
+    assert [f"measure.min_requests to {needed} or more" in note for note in notes] == ([True] if needed else [])
+    assert all("about the largest value seen" in note for note in notes)
+
+
+def test_explanations_cite_no_rows() -> None:
+    for description, hardware in MACHINES.values():
+        built = build("", description, hardware)
+        text = "\n".join([*built.notes, *(item.reason for item in built.explanations)])
+        assert re.search(r"\bR\d+\b(?!-)", text) is None
+
+
+@pytest.mark.parametrize("name", ["quickstart", "llama-8b", "deepseek-r1-distill-7b"])
+def test_ready_studies_build_for_the_simulated_engine(name: str) -> None:
+    study = load_study(STUDIES / f"{name}.yaml")
+    model = "sim-7b" if study.model == "auto" else study.model
+
+    built = build_study(study, describe_simulated(model), A100)
+
+    assert {"max_num_seqs", "max_num_batched_tokens"} <= names(built)
+    assert not any("judged" in note or "offered load" in note for note in built.notes)
