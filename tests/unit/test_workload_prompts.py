@@ -18,7 +18,7 @@ from autotuner.core.workload import (
     TraceSource,
     Workload,
 )
-from autotuner_worker.workloads.job import Job
+from autotuner_worker.workloads.job import Job, prompt_seed
 from autotuner_worker.workloads.prompts import BodyMaker, TextPool, first_ordinary_token, pool_tokens
 from autotuner_worker.workloads.schedule import Planned
 
@@ -126,3 +126,7 @@ def test_a_job_travels_as_json() -> None:
     assert [replace(job, shard=shard).clients for shard in range(3)] == [3, 2, 2]
     plain = replace(job, workload=Workload())
     assert Job.from_json(json.loads(json.dumps(plain.to_json()))) == plain
+
+
+def test_equal_schedules_with_different_salts_share_no_prompt() -> None:
+    assert len({prompt_seed(seed, salt) for seed in range(20) for salt in range(20)}) == 400

@@ -172,8 +172,11 @@ class Segment:
     measure: MeasurePlan
     limits: tuple[Limit, ...]
     seed: int
+    """Decides the schedule: equal seeds offer the same requests at the same times."""
     vocabulary: int
     """Token ids are drawn from ``0..vocabulary-1`` without the special ones at the bottom."""
+    salt: int = 0
+    """Decides the prompts' content: no prompt of one trial helps another through a cache."""
     records_path: Path
     """Where the raw records go (``.npz``)."""
 

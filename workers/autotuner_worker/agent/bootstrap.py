@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import signal
+import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -88,8 +89,23 @@ def detect_hardware() -> Hardware:
     )
 
 
+def _require_cache(folder: Path) -> None:
+    """Make the folder of caches; raise ``EnvironmentFault`` when it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    except OSError as error:
+        raise EnvironmentFault(
+            f"cannot write to the cache folder {folder} ({error.strerror or error}): "
+            "set AUTOTUNER_CACHE_DIR (a worker's cache_dir) to a folder that you may write"
+        ) from error
+
+
 async def report_host(config: WorkerConfig, model: str | None) -> HostReport:
     """Ask engine and host about themselves; raise ``EngineUnavailable`` when the engine cannot be asked."""
+    if config.engine_kind == "vllm":
+        _require_cache(config.cache_dir)
     config.state_dir.mkdir(parents=True, exist_ok=True)
     description = await make_adapter(config).describe(model)
     return HostReport(engine=description, hardware=detect_hardware(), memory_available=host_memory().available)
@@ -97,6 +113,7 @@ async def report_host(config: WorkerConfig, model: str | None) -> HostReport:
 
 async def make_model(config: WorkerConfig, out: Path) -> None:
     """Make the small model in *out* with the engine's Python; raise ``EngineUnavailable`` when that fails."""
+    _require_cache(config.cache_dir)
     adapter = make_adapter(config)
     if isinstance(adapter, ModelMaker):
         await adapter.make_model(out)
@@ -138,6 +155,7 @@ async def _only_one(state_dir: Path) -> AsyncIterator[None]:
 async def serve(config: WorkerConfig, parent_fd: int | None) -> None:
     """Run the worker until the controller dismisses it, a signal arrives or the parent's pipe ends."""
     async with _only_one(config.state_dir):
+        _require_cache(config.cache_dir)
         require_disk(config.out_dir, DISK_NEEDED, "records and engine logs")
         await reap_leftovers(config.state_dir / "processes")
         shutil.rmtree(config.state_dir / "launches", ignore_errors=True)

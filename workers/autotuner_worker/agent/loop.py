@@ -332,6 +332,7 @@ class Agent:
             measure=given.measure,
             limits=given.limits,
             seed=given.seed,
+            salt=given.trial_id * 16 + given.attempt % 16,
             vocabulary=self._vocabulary,
             records_path=records / f"{given.study_id}-{given.trial_id:04d}-{given.attempt}.npz",
         )

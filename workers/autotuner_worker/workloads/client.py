@@ -62,7 +62,7 @@ class LoadClient:
         self._job, self._emit = job, emit
         self._schedule = Schedule(workload, job.seed, trace, job.context)
         pool = TextPool(job.pool_text, job.pool_tokens) if job.pool_text else None
-        self._bodies = BodyMaker(workload, job.model_name, job.seed, job.vocabulary, pool)
+        self._bodies = BodyMaker(workload, job.model_name, job.prompt_seed, job.vocabulary, pool)
         self._tally = Tally()
         self._pool = Pool(Endpoint.parse(job.base_url), self._tally)
         self._rows = RowBuffer()
@@ -184,7 +184,7 @@ class LoadClient:
     async def _request(self, planned: Planned, body: bytes, scheduled: float, ready: float) -> bool:
         """Send one request, wait for its end and record it; return whether it went well."""
         call = Call()
-        name = f"load-{self._job.seed & 0xFFFFFFFF:x}-{planned.index}"
+        name = f"load-{self._job.prompt_seed & 0xFFFFFFFF:x}-{planned.index}"
 
         def on_sent() -> None:
             if not self._running:

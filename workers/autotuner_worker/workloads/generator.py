@@ -85,6 +85,7 @@ class HttpLoadGenerator:
                     model_name=segment.model_name,
                     workload=segment.workload,
                     seed=segment.seed,
+                    salt=segment.salt,
                     vocabulary=segment.vocabulary,
                     shard=shard,
                     shards=count,

@@ -17,7 +17,12 @@ from autotuner.core.workload import (
     Workload,
 )
 
-__all__ = ["Job"]
+__all__ = ["Job", "prompt_seed"]
+
+
+def prompt_seed(seed: int, salt: int) -> int:
+    """Return the seed of the prompts' content: equal schedules with different salts share no prompt."""
+    return (seed * 1_000_003 + salt) & 0xFFFFFFFFFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +33,10 @@ class Job:
     model_name: str
     workload: Workload
     seed: int
+    """Decides the schedule."""
     vocabulary: int
+    salt: int = 0
+    """Decides the prompts' content together with the seed."""
     shard: int = 0
     shards: int = 1
     """Request *i* of the schedule belongs to shard ``i % shards``."""
@@ -43,6 +51,11 @@ class Job:
     records_path: str = ""
     """Where the shard's records go, with the monotonic clock of the host as time."""
     report_every: float = 0.2
+
+    @property
+    def prompt_seed(self) -> int:
+        """Seed of the prompts' content."""
+        return prompt_seed(self.seed, self.salt)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that :meth:`from_json` reads."""

@@ -11,6 +11,7 @@ import aiohttp
 from autotuner.core.trial import OutcomeClass
 from autotuner.core.workload import LengthKind, PromptFormat
 from autotuner_worker.ports import EngineFault, Segment, SegmentFault
+from autotuner_worker.workloads.job import prompt_seed
 from autotuner_worker.workloads.prompts import pool_tokens
 
 __all__ = ["ServerFacts", "learn_server"]
@@ -73,7 +74,7 @@ async def _post(session: aiohttp.ClientSession, path: str, value: dict[str, Any]
 
 
 async def _pool(session: aiohttp.ClientSession, segment: Segment) -> tuple[str, float]:
-    ids = pool_tokens(segment.vocabulary, segment.seed & 0xFFFFFFFFFFFFFFFF, _POOL_TOKENS)
+    ids = pool_tokens(segment.vocabulary, prompt_seed(segment.seed, segment.salt), _POOL_TOKENS)
     parts = [ids[start : start + _TOKENS_PER_CALL] for start in range(0, len(ids), _TOKENS_PER_CALL)]
     model = segment.model_name
     answers = await asyncio.gather(*(_post(session, "/detokenize", {"model": model, "tokens": part}) for part in parts))
