@@ -24,7 +24,7 @@ from autotuner.storage.faults import storage_fault
 from autotuner.storage.lock import FileLock
 from autotuner.storage.records import Row, row_of
 
-__all__ = ["TABLE", "SqlJournal", "sqlite_url"]
+__all__ = ["TABLE", "SqlJournal", "parse_url", "sqlite_url"]
 
 TABLE = sa.Table(
     "autotuner_journal",
@@ -67,7 +67,7 @@ class SqlJournal:
     """
 
     def __init__(self, url: str) -> None:
-        parsed = _parse(url)
+        parsed = parse_url(url)
         self._place = parsed.render_as_string(hide_password=True)
         self._guard = threading.Lock()
         self._lock: FileLock | None = None
@@ -168,7 +168,8 @@ class SqlJournal:
             self._lock = None
 
 
-def _parse(url: str) -> URL:
+def parse_url(url: str) -> URL:
+    """Return *url* in its parts; raise ``StorageFault`` for one that no journal can have."""
     remedy = "write sqlite:////absolute/path.db or postgresql+psycopg://user@host/database"
     try:
         parsed = sa.make_url(url)

@@ -12,7 +12,9 @@ import pytest
 
 from autotuner.core.events import ControllerStarted
 from autotuner.errors import StorageFault
+from autotuner.storage import journal_read
 from autotuner.storage.journal_memory import MemoryJournal
+from autotuner.storage.journal_read import holds_journal, read_journal
 from autotuner.storage.journal_sql import SqlJournal
 from tests.conformance.journal import EVENTS, DurableJournalConformance, JournalConformance, Opener
 
@@ -171,3 +173,55 @@ def test_it_may_be_used_from_another_thread(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert [seq for seq, _, _ in journal.read()] == list(range(1, 9))
+
+
+def test_a_journal_is_read_beside_its_writer(tmp_path: Path) -> None:
+    with SqlJournal(f"sqlite:///{tmp_path}/j.db") as journal:
+        assert read_journal(f"sqlite:///{tmp_path}/j.db") == []
+        journal.append(EVENTS, 1.0)
+        assert read_journal(f"sqlite:///{tmp_path}/j.db") == list(journal.read())
+        journal.append(EVENTS[:1], 2.0)
+        assert len(read_journal(f"sqlite:///{tmp_path}/j.db")) == len(EVENTS) + 1
+
+
+def test_a_journal_that_cannot_be_opened_in_place_is_read_with_its_latest_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "j.db"
+
+    def refuse(place: Path) -> sqlite3.Connection:
+        if place == path:
+            error = sqlite3.OperationalError("unable to open database file")
+            error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+            raise error
+        return connect(place)
+
+    connect = journal_read._connect
+    monkeypatch.setattr(journal_read, "_connect", refuse)
+    with SqlJournal(f"sqlite:///{path}") as journal:
+        journal.append(EVENTS, 1.0)
+        assert (tmp_path / "j.db-wal").stat().st_size > 0
+        assert [event for _, _, event in read_journal(f"sqlite:///{path}")] == list(EVENTS)
+
+
+def test_reading_finds_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "j.db"
+    url = _filled(path)
+    assert len(read_journal(url)) == len(EVENTS)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["j.db", "j.db.lock"], "nothing is written"
+    assert holds_journal(path)
+    _change(path, "DELETE FROM autotuner_journal WHERE seq = 2")
+    with pytest.raises(StorageFault, match="entry 2 is missing"):
+        read_journal(url)
+    _change(path, "DROP TABLE autotuner_journal")
+    assert read_journal(url) == []
+    assert not holds_journal(path)
+    path.write_text("hello " * 1000)
+    assert not holds_journal(path)
+    with pytest.raises(StorageFault, match=r"j\.db.*not a database"):
+        read_journal(url)
+    path.unlink()
+    with pytest.raises(StorageFault, match="there is no journal"):
+        read_journal(url)
+    assert not holds_journal(path)
+    assert not path.exists()
