@@ -13,15 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotuner.core import events as ev
-from autotuner.core.lifecycle import StudyState
+from autotuner.core.lifecycle import StudyState, TrialState
 from autotuner.core.machine import Machine
 from autotuner.core.results import StudyResult
+from autotuner.core.state import Study
 from autotuner.core.study import StudySpec
 from autotuner.core.workers import HostReport
+from autotuner.daemon import outfolder
 from autotuner.daemon.clock import SystemClock
 from autotuner.daemon.loop import Controller
 from autotuner.daemon.publish import publish
-from autotuner.daemon.workerprocess import WorkerProcess, describe_host, make_small_model, write_worker_config
+from autotuner.daemon.workerprocess import Lives, WorkerProcess, describe_host, make_small_model, write_worker_config
 from autotuner.errors import EnvironmentFault, InputError, Interrupted, Problem
 from autotuner.rpc.server import RpcServer
 from autotuner.rpc.worker_service import WorkerService
@@ -30,7 +32,6 @@ from autotuner.settings.build import BuiltStudy, build_study
 from autotuner.settings.loader import load_study
 from autotuner.settings.study_file import AUTO, StudyFile
 from autotuner.storage.journal_sql import SqlJournal, sqlite_url
-from autotuner.storage.lock import FileLock
 
 __all__ = ["Running", "TuneRequest", "ask_host", "cache_folder", "load_request", "prepare_worker", "tune"]
 
@@ -40,15 +41,12 @@ LEASE_SECONDS = 600.0
 STOP_PATIENCE = 5.0
 """Seconds for a worker to answer a stop before it is ended."""
 MAX_WORKER_LIVES = 3
+"""Deaths of the worker in a row, without any measurement between them, that end the run."""
 _LONGEST_PLACE = 70
 """Bytes of a folder's path in which a socket still has room: its whole path may have 107."""
-_LOCK = "study.db.lock"
-"""The journal's lock: one tuner at a time works in a folder."""
 _ENGINE_BYTES = 3 * 1024**3
 """Memory that an engine takes beside weights and KV cache: interpreters, libraries, activations."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_OWN_FILES = ("result.json", "report.html", "winner.sh", "winner.yaml", "winner.systemd.conf", "winner.kubernetes.yaml")
-_OWN_FOLDERS = ("records", "logs", "worker", "rejudged")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +81,15 @@ Tick = Callable[[Running], None]
 
 
 def cache_folder() -> Path:
-    """Return where compile caches and engine descriptions are kept between runs."""
-    chosen = os.environ.get("AUTOTUNER_CACHE_DIR")
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(chosen).absolute() if chosen else Path(base) / "vllm-autotuner"
+    """Return where compile caches and engine descriptions are kept; raise ``EnvironmentFault`` without any place."""
+    if chosen := os.environ.get("AUTOTUNER_CACHE_DIR"):
+        return Path(chosen).absolute()
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm-autotuner"
+    except RuntimeError as error:
+        raise EnvironmentFault(
+            "this user has no home folder to keep caches in: set AUTOTUNER_CACHE_DIR to a folder that you may write"
+        ) from error
 
 
 def load_request(request: TuneRequest) -> StudyFile:
@@ -167,31 +170,6 @@ def resident_engines(spec: StudySpec, host: HostReport) -> int:
     return max(1, min(1 + spec.search.finalists, int(host.memory_available * 0.8) // per_engine))
 
 
-def _begin(out: Path) -> None:
-    """Make the output folder, or see that nobody else works in it."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EnvironmentFault(f"cannot use the output folder {out}: {error.strerror or error}") from error
-    FileLock(out / _LOCK).release()
-
-
-def _clear(out: Path) -> None:
-    """Remove an earlier study, one with a damaged database included; raise while another process works on it."""
-    lock = FileLock(out / _LOCK)
-    try:
-        own = [path for name in _OWN_FILES for path in (out / name, *out.glob(f".{name}.*.tmp"))]
-        for path in [*out.glob("study.db*"), *own]:
-            if path.name != _LOCK:
-                path.unlink(missing_ok=True)
-        for name in _OWN_FOLDERS:
-            shutil.rmtree(out / name, ignore_errors=True)
-    except OSError as error:
-        raise EnvironmentFault(f"cannot clear the output folder {out}: {error.strerror or error}") from error
-    finally:
-        lock.release()
-
-
 def _url(out: Path) -> str:
     return sqlite_url(out / "study.db")
 
@@ -231,7 +209,7 @@ async def tune(request: TuneRequest, notify: Notify, tick: Tick) -> StudyResult:
     """
     request = replace(request, out=request.out.absolute())
     study = load_request(request)
-    _begin(request.out)
+    outfolder.begin(request.out)
     with _interruptible():
         notify("asking the engine about itself")
         study, host = await ask_host(study, notify)
@@ -239,7 +217,7 @@ async def tune(request: TuneRequest, notify: Notify, tick: Tick) -> StudyResult:
         for note in built.notes:
             notify(note)
         if request.fresh:
-            _clear(request.out)
+            outfolder.clear(request.out)
         with _temporary_folder() as folder:
             return await _Session(request, study, built, host, f"unix:{folder / 'controller.sock'}").run(notify, tick)
 
@@ -259,7 +237,7 @@ class _Session:
         self.address = address
         self.worker = WorkerProcess.for_config(self.out / "worker" / "worker.json", self.out / "worker" / "worker.log")
         self.stopping: asyncio.Task[None] | None = None
-        self.lives = 0
+        self.lives = Lives()
         self.earlier = ""
         """The worker's instance that the journal knew when the present one was started."""
 
@@ -337,7 +315,6 @@ class _Session:
         return True
 
     async def _start_worker(self, controller: Controller) -> None:
-        self.lives += 1
         self.earlier = _instance(controller)
         await self.worker.start()
 
@@ -350,9 +327,10 @@ class _Session:
                 if failure is not None and _instance(controller) == self.earlier:
                     raise failure  # it could not even begin: another would end alike
                 controller.post(ev.WorkerLost(worker_id=WORKER_ID))
-                if self.lives >= MAX_WORKER_LIVES:
+                deaths = self.lives.lost(_measured(controller.machine.studies[self.study_id]))
+                if deaths >= MAX_WORKER_LIVES:
                     words = self.worker.last_words()
-                    raise EnvironmentFault(f"the worker ended {self.lives} times; its last words: {words}")
+                    raise EnvironmentFault(f"the worker ended {deaths} times in a row; its last words: {words}")
                 notify("the worker ended unexpectedly; starting another")
                 await self._start_worker(controller)
             await asyncio.sleep(0.5)
@@ -376,6 +354,11 @@ class _Session:
         if controller.machine.studies[self.study_id].live_trials():
             self.worker.kill()
             controller.post(ev.WorkerLost(worker_id=WORKER_ID))
+
+
+def _measured(study: Study) -> int:
+    """Return how many trials were measured."""
+    return sum(trial.state is TrialState.MEASURED for trial in study.trials.values())
 
 
 def _instance(controller: Controller) -> str:

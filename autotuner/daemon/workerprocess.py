@@ -18,7 +18,7 @@ from autotuner.core.workers import HostReport
 from autotuner.errors import AutotunerError, EngineUnavailable, EnvironmentFault, InputError, Problem
 from autotuner.wire.codec import Codec
 
-__all__ = ["WorkerProcess", "describe_host", "make_small_model", "write_worker_config"]
+__all__ = ["Lives", "WorkerProcess", "describe_host", "make_small_model", "write_worker_config"]
 
 _PROGRAM = (sys.executable, "-m", "autotuner_worker.agent.main")
 _LAST_LINES = 5
@@ -99,6 +99,20 @@ def _failure(code: int, text: str) -> AutotunerError:
             [Problem(field="engine", value="", message=message, remedy="correct the study's engine section")]
         )
     return EngineUnavailable(message or f"the worker's program ended with exit code {code}")
+
+
+class Lives:
+    """Counts how often in a row the worker was lost without any measurement in between."""
+
+    def __init__(self) -> None:
+        self._deaths = 0
+        self._measured = -1
+
+    def lost(self, measured: int) -> int:
+        """Note a loss when *measured* trials have been measured in all; return how many losses it makes in a row."""
+        self._deaths = self._deaths + 1 if measured == self._measured else 1
+        self._measured = measured
+        return self._deaths
 
 
 class WorkerProcess:
