@@ -112,22 +112,26 @@ def init(path: Path, model: str | None, kind: str | None, engine_command: _Comma
     """Write a study file to PATH by asking the engine and the hardware."""
     from autotuner.cli.offline import write_study
 
-    asyncio.run(write_study(path, model, kind or "vllm", engine_command or ("vllm", "serve"), force))
+    asyncio.run(write_study(path, model, kind or "vllm", engine_command or (), force))
     click.echo(f"wrote {path}; check it with: autotuner validate {path}")
 
 
 @cli.command()
 @_OUT
 @click.option("--limit", "limits", multiple=True, metavar="NAME=TIME", help="A new limit, such as ttft_p95=300ms.")
-def report(out: Path, limits: tuple[str, ...]) -> None:
+@click.option("--only", is_flag=True, help="Drop the study's other limits.")
+def report(out: Path, limits: tuple[str, ...], only: bool) -> None:
     """Judge the measurements in OUT again, with other limits where given, without running anything.
 
-    Without --limit the files of the study are written anew; with it they go to OUT/rejudged.
+    Without --limit the files of the study are written anew; with it they go to OUT/rejudged. Limits of the study that are
+    not named stay.
     """
     from autotuner.cli.live import show
     from autotuner.cli.offline import rejudge
 
-    result, folder = rejudge(out, limits)
+    if only and not limits:
+        raise click.UsageError("--only drops the limits that no --limit names: give at least one --limit")
+    result, folder = rejudge(out, limits, only)
     show(result, folder)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import PurePath
 
 from autotuner.core.space import EngineDescription
@@ -17,23 +18,19 @@ from autotuner.settings.study_file import AUTO, SpaceSection, StudyFile
 
 __all__ = ["render_init"]
 
-_SCHEMA_LINE = "# yaml-language-server: $schema={schema}"
 
-
-def render_init(
-    description: EngineDescription, hardware: Hardware, model: str, schema: str = "study.schema.json"
-) -> str:
+def render_init(description: EngineDescription, hardware: Hardware, model: str, command: Sequence[str] = ()) -> str:
     """Return a study file that loads as it is and says in comments what else could be searched.
 
     Args:
         description: What the installed engine says about itself (and about the model, where it was asked).
         hardware: What was detected.
         model: Path, hub name or ``auto``.
-        schema: Path or URL of the JSON schema for editors.
+        command: The command that starts the engine, where the user named one.
     """
     args = _args(description, hardware)
     context = SpaceContext(engine=description, hardware=hardware, workload=Workload(), fixed=args)
-    parts = [_head(description, hardware, model, schema), _engine(description, args), _TRAFFIC, _effort(description)]
+    parts = [_head(description, hardware, model), _engine(description, args, command), _TRAFFIC, _effort(description)]
     return "\n".join([*parts, _space(context), _TAIL])
 
 
@@ -45,7 +42,7 @@ def _args(description: EngineDescription, hardware: Hardware) -> dict[str, int]:
     return {"kv_cache_memory_bytes": max(2**28, min(share, 8 * 2**30) // 2**28 * 2**28)}
 
 
-def _head(description: EngineDescription, hardware: Hardware, model: str, schema: str) -> str:
+def _head(description: EngineDescription, hardware: Hardware, model: str) -> str:
     stem = PurePath(model).name if model != AUTO else "first"
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:48] or "study"
     memory = f", {hardware.memory_bytes / 2**30:.0f} GiB" if hardware.memory_bytes else ""
@@ -54,9 +51,9 @@ def _head(description: EngineDescription, hardware: Hardware, model: str, schema
     )
     title = " ".join((hardware.name or hardware.device).split())
     lines = [
-        _SCHEMA_LINE.format(schema=schema),
         f"# Written for {description.kind} {description.version} on {hardware.count} × {title}{units}{memory}.",
         "# Check it with: autotuner validate FILE.  Durations need their unit; sizes may have one.",
+        "# For an editor's help write the schema beside it: autotuner schema > study.schema.json",
         f"name: {name}",
         f"model: {json.dumps(model, ensure_ascii=False)}",
         "hardware: auto                    # or state device, count, memory ... of another machine",
@@ -64,11 +61,12 @@ def _head(description: EngineDescription, hardware: Hardware, model: str, schema
     return "\n".join(lines) + "\n"
 
 
-def _engine(description: EngineDescription, args: dict[str, int]) -> str:
+def _engine(description: EngineDescription, args: dict[str, int], command: Sequence[str]) -> str:
+    own = "  # command: /path/to/vllm serve   # an engine of your own"
     lines = [
         "engine:",
         f"  kind: {description.kind}",
-        "  # command: /path/to/vllm serve   # an engine of your own",
+        f"  command: {json.dumps(list(command), ensure_ascii=False)}" if command else own,
         "  args:",
     ]
     lines[-1] += "" if args else " {}"
