@@ -40,7 +40,7 @@ def test_a_fault_is_named_and_nothing_measured_is_a_failure(
     assert trial.outcome.outcome in outcomes
     assert trial.outcome.message
     assert trial.outcome.message in ended.err.splitlines()[-1]
-    assert "--fresh" in ended.err.splitlines()[-1]
+    assert "the same command goes on" in ended.err.splitlines()[-1]
     result = result_of(out)
     assert result["winner"] is None
     assert result["verdict"]["kind"] == "inconclusive"
