@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -37,6 +38,7 @@ from autotuner_worker.workloads.traces import TraceRow, read_trace
 __all__ = ["LoadClient", "main", "needed_trace"]
 
 _BEAT = 0.05
+_LOCK_CURRENT = 1
 _PRIORITY = -10
 _BACKOFF, _LONGEST_BACKOFF = 0.05, 1.0
 
@@ -306,11 +308,18 @@ async def _serve() -> None:
     _write_line({"op": "done", **client.summary})
 
 
+def _stay_in_memory() -> None:
+    """Keep what is loaded in memory, where it is allowed: to read code from the disk again stalls a load for long."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mlockall(_LOCK_CURRENT)
+
+
 def main() -> None:
     """Serve one job."""
     # Where it is allowed: on a host whose cores the engine fills, the clock of the load must not wait its turn.
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
+    _stay_in_memory()
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         asyncio.run(_serve())
 
