@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from autotuner.core import objective
 from autotuner.core.budget import PERCENTILES, LatencyMetric, Limit, metric_key
 from autotuner.core.trial import Interval, Measurement
 from autotuner.observe.latency import design_effect, quantile_interval
@@ -67,8 +68,11 @@ def evaluate(
 
 def throughput(measurement: Measurement) -> float:
     """Return generated tokens per second: (total - warm-up tokens) / (end time - warm-up end) (R23)."""
-    span = measurement.end_time - measurement.warmup_end
-    return (measurement.total_tokens - measurement.warmup_tokens) / span if span > 0.0 else 0.0
+    if measurement.end_time <= measurement.warmup_end:
+        return 0.0
+    return objective.throughput(
+        measurement.total_tokens, measurement.warmup_tokens, measurement.end_time, measurement.warmup_end
+    )
 
 
 def measured_rows(records: Records, warmup_end: float, end_time: float) -> Flags:
